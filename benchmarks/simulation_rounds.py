@@ -7,9 +7,9 @@ turns, each turn in a new process: an engine on Ray does not share its Ray insta
     python benchmarks/simulation_rounds.py 10 100 1000       # Flower's engine against engine=ray
     python benchmarks/simulation_rounds.py engines 10 1000 10000 [KEY=VALUE …]
 
-`engine=auto` rests on the second command: the first round (Ray's start is in it) and the median
-one of engine=local and engine=ray on 1 and on 2 cores, and after how many rounds Ray is ahead. More
-than 1,437 clients want data=shapes.
+The rule of `engine=auto` rests on the second command: the first round (Ray's start is in it) and
+the median one of engine=local and engine=ray on 1 and on 2 cores, and after how many rounds Ray is
+ahead. More than 1,437 clients want data=shapes.
 """
 
 from __future__ import annotations

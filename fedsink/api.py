@@ -50,9 +50,8 @@ def simulate(
         run = fedsink.simulate(mode="central", strategy={"rows": 20})
         runs = [fedsink.simulate(mode="ldp", eps=eps) for eps in (20, 35)]
 
-    Progress is shown on standard error, or below a notebook's cell. An experiment that is a study
-    gives a run of several `parts`. The process is as before the call, the caller's Ray included
-    (docs/python.md).
+    Progress is shown on standard error, or below a notebook's cell. The process is as before the
+    call, the caller's Ray included (docs/python.md).
 
     Args:
         values: values by key. A mapping under the name of a group holds the group's options.
@@ -114,8 +113,7 @@ def load(folder: str | os.PathLike[str]) -> Run:
 class Run:
     """A run in its folder: its guarantee, its metrics, and samples of its generator.
 
-    The folder of a study has several runs in `parts`, and no figures itself. A run that has not
-    finished has its files so far, and no generator.
+    A run that has not finished has its files so far, and no generator.
 
     `privacy`, `generator` and the methods raise CheckpointError, which says what to do, where the
     folder lacks what they need; `metrics`, `pictures` and `evaluations` are then empty.
@@ -136,11 +134,6 @@ class Run:
         return self._recorded.folder.path
 
     @property
-    def parts(self) -> dict[str, Run]:
-        """Runs of a study, by name; empty for a single run."""
-        return {name: Run(part.folder.path) for name, part in self._recorded.parts.items()}
-
-    @property
     def finished(self) -> bool:
         """True once the run has ended."""
         return self._recorded.finished
@@ -156,7 +149,7 @@ class Run:
         stated = self._recorded.privacy
         if stated is None:
             raise CheckpointError(
-                f"{self.folder} holds no privacy.json: a study's runs have their own, in .parts."
+                f"{self.folder} holds no privacy.json: restore it from a copy, or run again."
             )
         return stated
 
@@ -307,8 +300,6 @@ class Run:
         )
 
     def _summary(self) -> str:
-        if self._recorded.is_study:
-            return f"a study of the runs {', '.join(self.parts) or 'to come'}"
         rounds = self._recorded.rounds
         done = rounds[-1]["round"] if rounds else 0
         parts = [self.config["mode"], promise(self._recorded.privacy), f"{done} rounds"]

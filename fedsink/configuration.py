@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from fedsink.data.corruption import Corruption
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.models.observation import Observation
 from fedsink.privacy.noise_share import NoiseShare
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.registry import GONE
 from fedsink.values import Config, Options, checks, given, leaves, strictly
 
 
@@ -183,9 +183,7 @@ class Configuration:
         paper: the row of a paper that an experiment repeats, or None.
         start: "public", or a folder with the weights before round 1; None: random weights.
         public: of `start=public`.
-        study: name and options of a study of several runs; None for a single run.
         run: name and seed of a stored run.
-        corruption: `data.corrupt` for some simulated clients, or None.
 
     Raises:
         FedsinkError: a value is out of range.
@@ -226,9 +224,7 @@ class Configuration:
     paper: Paper | None = None
     start: str | None = None
     public: PublicData = field(default_factory=lambda: PublicData("glyphs"))
-    study: Config | None = None
     run: Config | None = None
-    corruption: Corruption | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         checks.choice("mode", self.mode, "central", "ldp")
@@ -263,10 +259,10 @@ class Configuration:
             "public": lambda group: strictly(PublicData, group, "public"),
             "paper": lambda group: None if group is None else strictly(Paper, group, "paper"),
         }
-        made = strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})
-        corruption = Corruption.from_config(values["data"].get("corrupt"))
-        object.__setattr__(made, "corruption", corruption)
-        return made
+        data = values.get("data")
+        if isinstance(data, Mapping) and data.get("corrupt") is not None:  # of an earlier version
+            raise ConfigError(GONE["data.corrupt"])
+        return strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})
 
     @classmethod
     def of_paper(cls, values: Config) -> dict[str, Any]:

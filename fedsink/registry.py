@@ -21,6 +21,24 @@ from fedsink.errors import ConfigError, FedsinkError
 
 T = TypeVar("T")
 
+GONE = {
+    "log=csv": "log=csv is gone: metrics.jsonl in the run folder has every figure, so leave it out "
+    "(to resume an older run, out of its config.yaml).",
+    "data.corrupt": "data.corrupt is gone: examples/debug_inverted.py alters records by a source "
+    "of its own.",
+    "study": "study is gone: examples/debug_inverted.py and examples/compare_methods.py play "
+    "several runs, and are yours to change.",
+    "experiment=debug_inverted": "experiment=debug_inverted is gone: run "
+    "examples/debug_inverted.py.",
+    "experiment=debug_inverted_femnist": "experiment=debug_inverted_femnist is gone: "
+    "examples/debug_inverted.py does the same on digits.",
+    "experiment=compare_methods": "experiment=compare_methods is gone: run "
+    "examples/compare_methods.py.",
+    "methods": "methods= is gone: examples/compare_methods.py runs several methods, and fedsink "
+    "compare run=FOLDER compares them.",
+}
+"""Keys and values of earlier versions, each with the sentence that refuses it."""
+
 
 class Registry(MutableMapping[str, T]):
     """All objects of one kind by their configuration name.
@@ -64,6 +82,8 @@ class Registry(MutableMapping[str, T]):
             FedsinkError: the name is unknown, or the package that states it cannot be imported.
         """
         if not isinstance(name, str) or name not in self:
+            if gone := GONE.get(f"{self._key}={name}"):
+                raise self._error(gone)
             raise self._error(
                 f"{self._key}={name!r} is unknown; choose one of {', '.join(sorted(self))}."
                 f"{did_you_mean(str(name), self)}"

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
+from safetensors.numpy import save
 
 from fedsink.deployment.deployed_run import received
-from fedsink.deployment.results import _HEAD, Results
+from fedsink.deployment.results import Results
 from fedsink.errors import ConfigError, FedsinkError, PrivacyError
 from fedsink.models import load
 from fedsink.protocol.packing import pack, unpack
@@ -83,7 +84,7 @@ def _message(fields):
 
 
 def _results(text):
-    return Results.from_bytes(len(text).to_bytes(_HEAD, "big") + text.encode())
+    return Results.from_bytes(save({"about": np.frombuffer(text.encode(), np.uint8)}))
 
 
 def _in_folder(name, read):

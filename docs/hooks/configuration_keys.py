@@ -62,19 +62,16 @@ def keys_page() -> str:
 
 
 def experiments_page() -> str:
-    """Every named experiment, with the keys of studies."""
+    """Every named experiment."""
     parts = [
         "# Experiments’ names",
         "`fedsink simulate experiment=NAME`; [Experiments](../experiments.md) says which rows of "
         "which paper they are.",
         "| experiment | what |\n|---|---|",
     ]
-    studies: list[str] = []
     for path in sorted((CONF / "experiment").glob("*.yaml")):
         parts[-1] += f"\n| `{path.stem}` | {cell(description(path))} |"
-        if study := [key for key in keys(path) if key.name.startswith("study.")]:
-            studies += [f"## The study of `{path.stem}`", _table(study)]
-    return page([*parts, *studies])
+    return page(parts)
 
 
 def keys(path: Path) -> list[Key]:

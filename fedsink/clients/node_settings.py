@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal, cast
 
 from fedsink.clients.policy import Policy
-from fedsink.data.corruption import Corruption
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
@@ -30,7 +29,6 @@ class NodeSettings:
         partition_seed: public seed of the deal.
         keep: the numbers of the clients of a simulation that hold what is dealt to them, while the
             others hold nothing; None: all of them.
-        corruption: chooses the clients of a simulation that hold altered pictures; None: none.
         seed: reproducible noise keyed by (seed, client, round). It is not secret: for
             simulations whose numbers must be rerun. None: noise that nobody can draw again.
         noise: "fast" draws it in floating point from `key_file`; "secure" is float-safe and from
@@ -55,9 +53,7 @@ class NodeSettings:
         threads: torch threads a client may use.
 
     Raises:
-        ConfigError: a client is to be kept that does not exist, or twice; pictures are to be
-            altered where there are none, at a client that does not exist, where nothing is dealt
-            out, or under a policy.
+        ConfigError: a client is to be kept that does not exist, or twice.
         PrivacyError: secure noise was asked for without OpenDP, or reproducible noise together with
             secure noise or a policy, or unprotected answers together with a policy, or a lent key
             together with any other source of noise, a ledger or a policy.
@@ -68,7 +64,6 @@ class NodeSettings:
     clients: int
     partition_seed: int = 0
     keep: tuple[int, ...] | None = None
-    corruption: Corruption | None = None
     seed: int | None = None
     noise: Noise = "fast"
     key_file: Path | None = None
@@ -105,8 +100,6 @@ class NodeSettings:
         if self.lent is not None and not self._lends:
             raise PrivacyError("A lent key replaces a key file and a ledger: leave both out.")
         self._check_keep(self.keep or ())
-        if self.corruption is not None:
-            self._check_corruption(self.corruption)
 
     @property
     def _lends(self) -> bool:
@@ -127,29 +120,6 @@ class NodeSettings:
     def holders(self) -> frozenset[int]:
         """The numbers of the clients that keep their dealt records."""
         return frozenset(range(self.clients) if self.keep is None else self.keep)
-
-    def altered(self) -> frozenset[int]:
-        """The numbers of the clients that hold altered pictures."""
-        if self.corruption is None:
-            return frozenset()
-        return self.corruption.chosen(self.clients) & self.holders
-
-    def _check_corruption(self, corruption: Corruption) -> None:
-        if self.policy is not None or self.partition is None:
-            raise ConfigError(
-                "data.corrupt alters simulated clients, and a node under a policy answers from its "
-                "records as they are: leave out data.corrupt or policy=."
-            )
-        if len(self.data.shape) != 3:
-            raise ConfigError(
-                f"data.corrupt alters pictures, and the records of {self.data.name} have shape "
-                f"{self.data.shape}: leave it out."
-            )
-        if not corruption.chosen(self.clients) and corruption.share:
-            raise ConfigError(
-                f"data.corrupt.share={corruption.share:g} of clients={self.clients} alters nobody: "
-                "raise it, or name data.corrupt.clients."
-            )
 
     @classmethod
     def from_policy(

@@ -148,7 +148,7 @@ class Shard:
 
 
 def records_of(settings: NodeSettings, client: int) -> LabelledData:
-    """Reads a client's records as float32, altered where the client is to hold altered ones.
+    """Reads a client's records as float32.
 
     Raises:
         FedsinkError: as `load` and `deal`.
@@ -156,8 +156,6 @@ def records_of(settings: NodeSettings, client: int) -> LabelledData:
     records = load(settings.data, "train")
     held = torch.arange(len(records)) if settings.partition is None else deal(settings)[client]
     images, labels = records.take(held)
-    if settings.corruption is not None and client in settings.altered():
-        images = settings.corruption(images)
     users, slots = (
         None if numbers is None else numbers[held] for numbers in (records.users, records.slots)
     )

@@ -12,9 +12,9 @@ from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink card run=DIR [out=FILE.md|FOLDER] [license=unknown]
 
-Writes a model card in Hugging Face's format: the generator, its privacy guarantee, its training,
-the figures that fedsink evaluate has written into the run folder (also as a model-index, which the
-Hub lists), its limits, a picture, how to sample from it, and the command that repeats the run. It
+Writes a model card in Hugging Face's format (extra `card`): the generator, its guarantee, its
+training, the figures that fedsink evaluate has written (also as a model-index, which the Hub
+lists), its limits, the last picture of training, how to sample from it, and what was typed. It
 holds no path, key or count of the partition.
 
   out      FOLDER, which must not exist: the card with generator.safetensors, generator.json,
@@ -38,31 +38,31 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink card --help says what to give.")
 
-    from fedsink.pages.model_card import PICTURE, model_card, sampled_picture, write_publication
+    from fedsink.pages.model_card import PICTURE, model_card, write_publication
     from fedsink.reporting.output_files import write_atomic
-    from fedsink.server.finished import finished_record, open_run
+    from fedsink.server.finished import finished_record
     from fedsink.server.folder import command_for
 
     recorded, privacy, result = finished_record(keys["run"])
-    out = keys.get("out", recorded.folder.path / "README.md").expanduser()
+    path = recorded.folder.path
+    out = keys.get("out", path / "README.md").expanduser()
     if out.suffix not in ("", ".md"):
         raise ConfigError(f"out={out} must end in .md, or have no ending to name a folder.")
-    for path in (out, *([out.with_name(PICTURE)] if out.suffix else [])):
-        if path.exists():
-            raise ConfigError(f"{path} exists already: remove it or give another out=.")
+    for place in (out, *([out.with_name(PICTURE)] if out.suffix else [])):
+        if place.exists():
+            raise ConfigError(f"{place} exists already: remove it or give another out=.")
     card = model_card(recorded, privacy, result, keys.get("license", "unknown"))
-    picture = sampled_picture(open_run(keys["run"]))
+    if not recorded.pictures:
+        raise ConfigError(f"{path}/samples holds no picture for the card: restore it from a copy.")
+    picture = list(recorded.pictures.values())[-1].read_bytes()
     if out.suffix:
         write_atomic(out.with_name(PICTURE), picture)
         write_atomic(out, card.encode())
     else:
-        write_publication(out, recorded.folder.path, card, picture)
+        write_publication(out, path, card, picture)
     if not recorded.evaluations:
-        print(
-            "The run has not been evaluated: "
-            + command_for("evaluate", "run", recorded.folder.path),
-            file=sys.stderr,
-        )
+        said = f"The run has not been evaluated: {command_for('evaluate', 'run', path)}"
+        print(said, file=sys.stderr)
     print(out)
     return 0
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import csv
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedsink.commands.command_keys import parse
 from fedsink.errors import ConfigError
+from fedsink.registry import GONE
 from fedsink.reporting.displays import printable
 
 HELP = """Usage: fedsink compare run=[A,B,…] [out=compare.html]
-       fedsink compare run=SWEEP|STUDY [out=…]
-       fedsink compare methods=[dp_sinkhorn,gs_wgan,…] [key=value …]
+       fedsink compare run=FOLDER [out=…]
 
 Compares runs, finished or not: promises, pictures, accuracy over seeds, curves, and the
 configuration keys that differ. Prints a table and writes a page, one file without scripts, into the
-present folder; for one folder of a sweep or a study, into that. Runs that differ only in their
-seed are one row. A run has accuracies once fedsink evaluate run=DIR has measured them.
-
-methods=[…] first runs each of these methods on the same clients and data, and evaluates it: it is
-fedsink simulate experiment=compare_methods study.methods=[…], whose other keys may follow."""
+present folder; for one folder of several runs, such as a sweep's, into that. Runs that differ only
+in their seed are one row. A run has accuracies once fedsink evaluate run=DIR has measured them."""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
@@ -29,8 +25,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
-    if methods := [a for a in arguments if a.startswith("methods=")]:
-        return _run_methods(methods[0], [a for a in arguments if a != methods[0]], debug)
+    if any(argument.startswith("methods=") for argument in arguments):
+        raise ConfigError(GONE["methods"])
     keys = parse(arguments, {"run": folders, "out": str})
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink compare --help says what to give.")
@@ -58,14 +54,3 @@ def folders(text: str) -> list[str]:
     if not all(name.strip() for name in names):
         raise ValueError("the list names an empty folder")
     return [name.strip() for name in names]
-
-
-def _run_methods(methods: str, others: list[str], debug: bool) -> int:
-    if wrong := [a for a in others if a.startswith(("run=", "out=", "methods="))]:
-        raise ConfigError(
-            f"{methods} runs methods and compares them in the study's folder: leave {wrong[0]} out."
-        )
-    # Found by its name, as the command line finds it.
-    simulate = importlib.import_module("fedsink.commands.simulate")
-    arguments = ["experiment=compare_methods", f"study.{methods}", *others]
-    return int(simulate.run(arguments, debug=debug))

@@ -29,7 +29,7 @@ Usage: fedsink deploy app=DIR superlink=NAME [name=NAME] [folder=DIR] [group=cho
   clients    number of nodes; fedsink node client=N, from 0, is one of them
 
 All other keys are those of fedsink simulate, except what each node's owner decides: data.root,
-data.clients_file, data.corrupt, seed, noise.backend and policy. Of noise, share,
+data.clients_file, seed, noise.backend and policy. Of noise, share,
 tolerate_dropouts and bits act; of engine, wait, round_timeout, ask_again and timeout
 (docs/missing-nodes.md).
 

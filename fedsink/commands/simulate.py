@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import NoReturn
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_keys import one_sentence, overrides, typed_value
 from fedsink.commands.sweep_objective import NoFigureError, SweepObjective, price_of_choice
-from fedsink.conf.acting import composed_run, resolved
-from fedsink.conf.loading import application, choices, opened
-from fedsink.errors import ClientError, ConfigError, FedsinkError
+from fedsink.conf.acting import resolved
+from fedsink.conf.loading import application, choices
+from fedsink.errors import ClientError, ConfigError
 from fedsink.reporting.displays import ForgivingStream
 
 HELP = """fedsink simulate: learn an image generator from data that stays with its owners.
@@ -62,11 +59,6 @@ fedsink simulate [key=value …] --cfg job shows every key with its value, and r
 docs/guide.md has those that are needed most, and the comments in fedsink/conf/ explain all.
 --hydra-help lists Hydra's own flags."""
 
-LONGEST_NAME = 100
-"""Bytes of a folder's name: file systems end at 255, and paths have other parts."""
-
-_PLUGINS = ("hydra/sweeper", "hydra/launcher", "hydra.sweeper.")
-
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Runs, resumes or sweeps; prints the run folder in the last line of standard output."""
@@ -86,12 +78,10 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     keys = overrides(typed, sweep=multirun)
     failures: list[Exception] = []
     finished: list[Path] = []
-    before = sys.argv
+    before, standing, sweeps = sys.argv, _standing(keys), _sweeps(keys)
     try:
-        names = _checked_sweep(keys, flags) if multirun else []
-        sys.argv = ["fedsink simulate", *keys, *_named(keys, names), *flags]
-        task = _task(debug, _standing(keys), names, failures, finished, objective)
-        application(task)()
+        sys.argv = ["fedsink simulate", *keys, *flags]
+        application(_task(debug, standing, failures, finished, objective))()
         if objective is not None and (price := price_of_choice(finished)):
             ForgivingStream(sys.stderr).write(f"{price}\n")
     except KeyboardInterrupt:
@@ -100,6 +90,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         failures = failures[-1:]  # the run that ended the sweep
     except (HydraException, OmegaConfBaseException) as error:
         failures = [error]
+        for folder in _sweeps(keys) - sweeps:  # Hydra makes it before it composes the runs
+            _remove_empty(folder, standing)
     except ValueError as error:  # flags that exclude each other
         failures = [error if isinstance(error, ConfigError) else ConfigError(str(error))]
     finally:
@@ -142,7 +134,7 @@ def _end(folder: Path) -> None:
     from fedsink.server.recorded import RecordedRun, promise
 
     run = RecordedRun.of(folder)
-    if run.is_study or run.privacy is None:
+    if run.privacy is None:
         return
     report = folder / FILE_NAME
     lines = [f"Done: {promise(run.privacy)}." + (f" Report: {report}" if report.is_file() else "")]
@@ -181,86 +173,9 @@ def _objective(typed: Sequence[str]) -> tuple[SweepObjective | None, list[str]]:
     return (SweepObjective(of_sweep[-1].partition("=")[2]) if of_sweep else None), others
 
 
-def sweep_of(keys: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the keys of each run of a sweep by its folder's name, in the order in which they run.
-
-    Args:
-        keys: in Hydra's grammar.
-
-    Returns:
-        {} where another sweeper or launcher than Hydra's own was chosen.
-
-    Raises:
-        HydraException: a sweep without an end.
-    """
-    if any(key.lstrip("+").startswith(_PLUGINS) for key in keys):
-        return {}
-    with opened():
-        loader = GlobalHydra.instance().config_loader()
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(keys))
-    (runs,) = BasicSweeper.split_arguments(parsed, None)
-    swept = [number for number, key in enumerate(parsed) if key.is_sweep_override()]
-    names = folder_names([[run[number] for number in swept] for run in runs])
-    return dict(zip(names, runs, strict=True))
-
-
-def folder_names(differing: Sequence[Sequence[str]]) -> list[str]:
-    """Names a folder for each run, by the keys that differ between runs.
-
-    Only letters, digits and ``. , = + _ -`` are left as they are. A name that is too long, or would
-    be another run's on a file system that knows no capitals, ends with the run's number.
-
-    >>> folder_names([["eps=1", "seed=0"], ["eps=1", "data.root='/a/b'"]])
-    ['eps=1,seed=0', 'eps=1,data.root=-a-b']
-    """
-    names: list[str] = []
-    for number, keys in enumerate(differing):
-        plain = (re.sub(r"['\"]", "", key.lstrip("+")) for key in keys)
-        name = re.sub(r"[^\w.,=+-]", "-", ",".join(plain)).rstrip(".") or str(number)
-        taken = {other.casefold() for other in names}
-        if len(name.encode()) > LONGEST_NAME or name.casefold() in taken:
-            end = f"-{number}"
-            cut = name.encode()[: LONGEST_NAME - len(end)].decode(errors="ignore")
-            name = cut + end
-        names.append(name)
-    return names
-
-
-def _checked_sweep(keys: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Checks every run of a sweep before the first one; returns the names of their folders.
-
-    Raises:
-        ConfigError: a run would be refused; the message says which.
-    """
-    from fedsink.simulation.simulated_run import check
-
-    runs = sweep_of(keys)
-    if set(flags) - {"-m", "--multirun"}:
-        return list(runs)  # of files that only Hydra finds, or to be shown and not run
-    for name, its_keys in runs.items():
-        try:
-            config, folder = composed_run(its_keys, "sweep")
-            check(config, folder / name)
-        except (FedsinkError, HydraException, OmegaConfBaseException) as error:
-            reason = str(error) if isinstance(error, FedsinkError) else one_sentence(error)
-            if len(runs) == 1:
-                raise ConfigError(reason) from error
-            raise ConfigError(f"{name} of this sweep cannot run: {reason}") from error
-    return list(runs)
-
-
-def _named(keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns the overrides by which Hydra gives the folders of a sweep's runs these names."""
-    if not names or any(key.startswith("hydra.sweep.subdir=") for key in keys):
-        return []
-    OmegaConf.register_new_resolver("sweep_folder", lambda number: names[int(number)], replace=True)
-    return ["hydra.sweep.subdir='${sweep_folder:${hydra.job.num}}'"]
-
-
 def _task(
     debug: bool,
     standing: set[Path],
-    names: Sequence[str],
     failures: list[Exception],
     finished: list[Path],
     objective: SweepObjective | None,
@@ -274,7 +189,6 @@ def _task(
     Args:
         debug: show what clients log.
         standing: folders that a refused run must not remove.
-        names: of the runs of a sweep.
         failures: where errors go.
         finished: where folders of runs go.
         objective: figure that is returned; None: nothing.
@@ -287,9 +201,9 @@ def _task(
 
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
-        if len(names) > 1:
-            place = f"{names[hydra.job.num]}, {hydra.job.num + 1} of {len(names)}"
-            ForgivingStream(sys.stderr).write(f"Run {place}\n")
+        if hydra.mode is RunMode.MULTIRUN:
+            line = f"Run {hydra.job.num}: {' '.join(hydra.overrides.task)}\n"
+            ForgivingStream(sys.stderr).write(line)
         try:
             values = resolved(config, hydra.overrides.task)
             run = start(values, folder, debug=debug)
@@ -304,6 +218,8 @@ def _task(
             if os.getpid() != here:
                 raise _portable(error) from None
             failures.append(error)
+            if hydra.mode is RunMode.MULTIRUN:  # the last line names only the first of them
+                ForgivingStream(sys.stderr).write(f"Run {hydra.job.num} failed: {error}\n")
             if isinstance(error, NoFigureError):
                 raise KeyboardInterrupt from error  # the next run would have none either
             if objective is not None:
@@ -348,6 +264,13 @@ def _standing(arguments: Sequence[str]) -> set[Path]:
     named = [typed_value(a) for a in arguments if a.startswith(keys)]
     paths = [Path.cwd() / Path(name).expanduser() for name in ("runs", *named)]
     return {p.resolve() for path in paths for p in (path, *path.parents) if os.path.exists(p)}
+
+
+def _sweeps(arguments: Sequence[str]) -> set[Path]:
+    """Folders of sweeps that are there, where a sweep would be."""
+    named = [typed_value(a) for a in arguments if a.startswith("hydra.sweep.dir=")]
+    places = [*Path("runs").glob("*/*"), *(Path(name).expanduser() for name in named)]
+    return {path.absolute() for path in places if (path / "multirun.yaml").is_file()}
 
 
 def _remove_empty(folder: Path, standing: set[Path]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.conf.loading import composed, file_of, opened
+from fedsink.conf.typed import typed_words
 from fedsink.errors import ConfigError
 from fedsink.values import Config, leaves
 
@@ -139,17 +140,15 @@ _READ = ("recipe.eps", "recipe.rounds", "recipe.by_eps")
 """Keys of a recipe that code reads, under CONDITIONS."""
 
 
-def composed_run(
-    overrides: list[str], of: Literal["run", "sweep"] = "run"
-) -> tuple[dict[str, Any], Path]:
-    """Composes the values of a simulation, and its folder or that of the sweep that it belongs to.
+def composed_run(overrides: list[str]) -> tuple[dict[str, Any], Path]:
+    """Composes the values of a simulation, and its folder.
 
     Raises:
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
     """
     with opened():
         config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
-        folder = Path(config.hydra[of].dir).expanduser().absolute()
+        folder = Path(config.hydra.run.dir).expanduser().absolute()
         run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
         return resolved(run, overrides), folder
 
@@ -177,7 +176,7 @@ def compose_config(
 def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the values of a simulation: every interpolation resolved, every path absolute.
 
-    The paths allow resuming the run from any working directory.
+    `run.typed` is what was typed. The paths allow resuming the run from any working directory.
 
     Args:
         config: as composed.
@@ -200,6 +199,7 @@ def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     for group, key in places:
         if group.get(key):
             group[key] = str(Path(str(group[key])).expanduser().resolve())
+    values["run"] = {"typed": typed_words(overrides, values)}
     return values
 
 

@@ -26,6 +26,34 @@ from fedsink.values import checks
 _NOISY = 2500.0
 _MOST_COORDINATES = 200.0
 
+REASONS = {
+    "central": {
+        "rate": "0.5 where noise limits, else 0.2; clip=batch: four records of a class in a batch",
+        "rounds": "more than 4000 bring little at any ε",
+        "view.radius": "half the shorter side, at least 6, at most about 200 coordinates",
+        "generator.radius": "the band in which there is a gradient",
+        "generator.latent_dim": "grows with log₂(N/C)",
+        "generator.hidden": "by the size of a picture",
+        "strategy.rows": "√(N/C)/4, from 5 to 20; clip=batch: half of it",
+        "strategy.bound": "0.3·√(C·H·W), halved where noise limits; clip=batch: 1",
+        "strategy.lam": "0.16·√(C·H·W); clip=record: times 4 where noise limits",
+        "strategy.history": "about 50 remembered rows",
+        "strategy.optimizer.lr": "falls with √(N/C) below 6000 records of a class",
+        "observation.latent_range": "noise leaves generators too narrow",
+    },
+    "ldp": {
+        "mechanism.label_eps": "where a class's mean is known best",
+        "map.pool": "halves sides from 24 pixels",
+        "map.block": "1.6 ln ε, more for more records of a class",
+        "strategy.batch": "a quarter of the records, from 100 to 1000",
+        "strategy.finite_batch_factor": "smaller for little noise",
+        "rounds": "they cost nothing",
+        "generator.latent_dim": "grows with log₂(N/C)",
+        "generator.hidden": "by the size of a picture",
+    },
+}
+"""The reason for each setting of the rule, by its key."""
+
 
 @dataclass(frozen=True)
 class Sizes:

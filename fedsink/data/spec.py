@@ -100,7 +100,7 @@ class DataSpec:
 
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
-        """Returns the description in a `data` table, whose `corrupt` is about simulated clients.
+        """Returns the description in a `data` table, without what earlier versions wrote there.
 
         Raises:
             ConfigError: a key is unknown, missing or mistyped, or as for the class.

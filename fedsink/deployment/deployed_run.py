@@ -20,6 +20,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsink.conf.acting import compose_config
+from fedsink.conf.typed import typed_words
 from fedsink.configuration import Configuration
 from fedsink.deployment.node_grid import NodeGrid, Patience
 from fedsink.deployment.results import Results, failure_of, frames
@@ -65,8 +66,6 @@ _OWNERS = (
     ),
     ("policy", None, "every node is started with the policy of its owner"),
     ("data.clients_file", None, "every node's policy says which records are its own"),
-    ("data.corrupt", None, "real nodes answer from their records as they are"),
-    ("study", None, "a study is several runs of a simulation"),
     ("resume", None, f"say {COMMAND} resume=NAME app=… superlink=… with no other key"),
 )
 
@@ -83,14 +82,14 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out {override}.")
     config = compose_config(["engine=deploy", "data.root=null", *overrides])
     _check_owners(config)
-    return config
+    return {**config, "run": {"typed": typed_words(overrides, config)}}
 
 
 def _check_owners(config: Config) -> None:
     """Refuses values that are the owners' to choose."""
     noise, data = config["noise"], config["data"]
     chosen = {**config, "noise": noise["backend"]}
-    chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
+    chosen["data.clients_file"] = data.get("clients_file")
     # In local mode the problems are the server's own.
     central = config["mode"] == "central"
     chosen["strategy.backend"] = (
@@ -262,6 +261,7 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
         "name": new_run_name(),
         "server_seed": secrets.randbits(62),
         "key_file": None,
+        "typed": (config.get("run") or {}).get("typed"),
     }
     settings, patience = deployed_settings(config, folder, run)
     require_packages(settings.log)

@@ -8,9 +8,9 @@ from pathlib import Path
 from shlex import quote
 from textwrap import fill
 
+from fedsink.conf.typed import shown
 from fedsink.errors import ConfigError
 from fedsink.pages.charts import Chart, Line, line_chart
-from fedsink.pages.command_line import shown
 from fedsink.pages.page import MISSING, PageTable, Picture, duration, number, pictures, render
 from fedsink.pages.run_groups import Compared, Group, Promise, mean_and_sd, status
 from fedsink.reporting.displays import format_table
@@ -198,10 +198,6 @@ class Comparison:
                         MISSING if seconds is None else duration(seconds),
                     ]
                 )
-        rows += [
-            [name, MISSING, MISSING, "not begun", *[MISSING] * 5]
-            for name in self.compared.not_begun
-        ]
         numbers = ["rounds", "ε so far", "δ", "last loss", "time"]
         columns = ["folder", "method", "seed", "state", *numbers]
         return PageTable(columns, rows, "", frozenset(range(4, len(columns))))

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedsink.conf.typed import shown_settings, typed_command
 from fedsink.data.spec import DataSpec
 from fedsink.deployment.results import is_public
-from fedsink.errors import CheckpointError
 from fedsink.pages.charts import Chart, Line, line_chart
-from fedsink.pages.command_line import CommandLine, shown_settings
 from fedsink.pages.evaluation_tables import (
     accuracy_table,
     comparison_note,
@@ -22,7 +21,6 @@ from fedsink.pages.evaluation_tables import (
     measured,
 )
 from fedsink.pages.page import (
-    MISSING,
     PageTable,
     Picture,
     duration,
@@ -81,15 +79,10 @@ def write_report(path: Path) -> Path:
         The path of the page.
 
     Raises:
-        CheckpointError: the folder holds no run, or a study of several, or a damaged file.
+        CheckpointError: the folder holds no run, or a damaged file.
         FedsinkError: the run's configuration belongs to another version.
     """
     run = RecordedRun.of(path)
-    if run.is_study:
-        names = " and ".join(run.parts) or "several runs, none of which has begun"
-        raise CheckpointError(
-            f"{run.folder.path} holds a study of {names}: name the folder of one of them."
-        )
     target = run.folder.path / FILE_NAME
     write_atomic(target, report_page(run))
     if (run.folder.path / SUMS).exists():
@@ -300,18 +293,10 @@ def _grids(run: RecordedRun, data: DataSpec) -> list[Picture]:
 
 
 def _configuration(run: RecordedRun) -> dict[str, Any]:
-    """Returns the command, the differences and the whole configuration, for the template."""
-    line = CommandLine.of(run.config)
-    differences = [
-        [d.key, d.value, MISSING if d.usual is None else d.usual] for d in line.differences
-    ]
+    """Returns the command and the whole configuration, for the template."""
     values = shown_settings(run.config)
     return {
-        "command": line.command,
-        "chosen": line.chosen,
-        "differences": PageTable(["key", "this run", "recipe"], differences)
-        if differences
-        else None,
+        "command": typed_command(run.config),
         "configuration": PageTable(["key", "value"], [list(entry) for entry in values.items()]),
     }
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
+from fedsink.conf.typed import shown
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.pages.command_line import shown
 from fedsink.pages.page import MISSING, number
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import PLACES, Config, leaves
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _OF_NO_LOSS = ("generator", "strategy.optimizer", "engine", "observation", "report")
 _IN_A_TITLE = 3  # differing keys
-_OF_ONE_RUN = ("run", "seed", "resume", "study", "paper")
+_OF_ONE_RUN = ("run", "seed", "resume", "paper")
 _REFERRED_TO = ("recipe", "scale", "scales")  # the keys that refer to these hold their values
 _ABSENT = object()
 
@@ -134,31 +134,21 @@ class Compared:
 
     Attributes:
         runs: by label, at least two.
-        not_begun: names of a study's runs that have no folder yet.
     """
 
     runs: Mapping[str, RecordedRun]
-    not_begun: Sequence[str] = ()
 
     @classmethod
     def of(cls, folders: Sequence[str | Path]) -> Compared:
-        """Finds the runs in some folders, each of which belongs to a run, a study or a sweep.
+        """Finds the runs in some folders, each of which belongs to a run or holds several.
 
         Raises:
             CheckpointError: a folder holds no run.
             ConfigError: a run is named twice, or there are fewer than two.
         """
         found: list[RecordedRun] = []
-        not_begun: list[str] = []
         for folder in folders:
-            for run in _runs_in(Path(folder).expanduser().resolve()):
-                if not run.is_study:
-                    found.append(_of_a_run(run))
-                    continue
-                begun = run.parts
-                planned = (run.config.get("plan") or {}).get("runs") or {}
-                found += begun.values()
-                not_begun += [name for name in planned if name not in begun]
+            found += map(_of_a_run, _runs_in(Path(folder).expanduser().resolve()))
         paths = [run.folder.path for run in found]
         if doubled := [path for path in paths if paths.count(path) > 1]:
             raise ConfigError(f"{doubled[0]} is named twice: name each run once.")
@@ -166,11 +156,11 @@ class Compared:
             have = f"only {paths[0]}" if paths else "no run that has begun"
             raise ConfigError(
                 f"A comparison needs two runs or more, not {have}: name others as run=[A,B], or a "
-                "folder of a sweep or a study."
+                "folder of a sweep."
             )
         common = Path(os.path.commonpath(paths))
         labels = [path.relative_to(common).as_posix() for path in paths]
-        return cls(dict(zip(labels, found, strict=True)), not_begun)
+        return cls(dict(zip(labels, found, strict=True)))
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -243,9 +233,9 @@ class Compared:
                     "no independent evidence."
                 )
         unfinished = [label for label, run in self.runs.items() if not run.finished]
-        if unfinished or self.not_begun:
-            names_of = ", ".join([*unfinished, *self.not_begun])
-            sentences.append(f"Not finished: {names_of}. Their figures will change.")
+        if unfinished:
+            names = ", ".join(unfinished)
+            sentences.append(f"Not finished: {names}. Their figures will change.")
         return sentences
 
 
@@ -319,7 +309,7 @@ def _by_equal(items: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, li
 
 
 def _runs_in(folder: Path) -> list[RecordedRun]:
-    """Finds the run or study in a folder, or the runs in the sub-folders of a sweep."""
+    """Finds the run in a folder, or the runs in its sub-folders."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder: name one that holds a run.")
     if (folder / "config.yaml").is_file():

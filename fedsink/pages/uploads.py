@@ -40,7 +40,7 @@ class Uploads:
         Raises:
             FedsinkError: the stored configuration belongs to another version.
         """
-        config = Configuration.read({k: v for k, v in run.config.items() if k != "plan"})
+        config = Configuration.read(run.config)
         settings = settings_of(config, "report")
         weights = _weights(config)
         if settings.mode == "ldp":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,43 +63,6 @@ def save_grid(
         ValueError: shapes, labels or sizes that do not fit, or images that are not finite.
     """
     write_png(_page(images, labels, class_names, columns, scale), Path(path))
-
-
-def save_side_by_side(
-    panels: Mapping[str, tuple[Tensor, Tensor]],
-    class_names: Sequence[str],
-    path: str | os.PathLike[str],
-    *,
-    columns: int = 5,
-) -> None:
-    """Draws the grids of several samples beside one another, each under its name.
-
-    Args:
-        panels: at least one pair of images and labels by name, as for `save_grid`.
-        class_names: as for `save_grid`.
-        path: the PNG file, likewise.
-        columns: images per row of each grid.
-
-    Raises:
-        ValueError: as `save_grid`.
-    """
-    from PIL import Image, ImageDraw
-
-    pages = {
-        name: _page(images, labels, class_names, columns, None)
-        for name, (images, labels) in panels.items()
-    }
-    heading = NAME_SIZE + 2 * MARGIN
-    size = (sum(p.width for p in pages.values()), heading + max(p.height for p in pages.values()))
-    sheet = Image.new("RGB", size, GROUND)
-    draw, left = ImageDraw.Draw(sheet), 0
-    for name, page in pages.items():
-        title = fit_text(name, NAME_SIZE, page.width - MARGIN)
-        middle = (left + page.width / 2, heading / 2)
-        draw_text(draw, middle, title, NAME_SIZE, ON_GROUND, anchor="mm")
-        sheet.paste(page, (left, heading))
-        left += page.width
-    write_png(sheet, Path(path))
 
 
 def _page(

@@ -207,11 +207,6 @@ def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, A
     """
     recorded = RecordedRun.of(text)
     path = recorded.folder.path
-    if recorded.is_study:
-        names = " and ".join(recorded.config.get("plan", {}).get("runs", {}))
-        raise CheckpointError(
-            f"{path} holds a study of the runs {names}: name the folder of one of them."
-        )
     privacy, result = recorded.privacy, recorded.result
     if result is None:
         again = command_for("simulate", "resume", path)

@@ -179,7 +179,8 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
         - Nothing in the file is resolved: a received folder shows nothing of this machine.
 
     Raises:
-        CheckpointError: config.yaml cannot be read, is not a table, or refers to other values.
+        CheckpointError: config.yaml cannot be read, is not a table, refers to other values, or
+            is that of a study.
     """
     try:
         text = folder.config.read_text("utf-8")
@@ -192,6 +193,11 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
         raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{folder.config} is not a run's configuration: not a table.")
+    if config.pop("study", None) is not None:
+        raise CheckpointError(
+            f"{folder.path} holds a study of an earlier version: name the folder of one of its "
+            "runs, which lie in it."
+        )
     return config
 
 
@@ -232,11 +238,6 @@ def check_sums(folder: Path, names: Sequence[str]) -> None:
 def own_file(path: Path) -> bool:
     """Returns whether a file is there, and no link: a received one may lead anywhere."""
     return path.is_file() and not path.is_symlink()
-
-
-def names_part(name: object) -> bool:
-    """Returns whether a name stands for an entry of a folder, and leads nowhere else."""
-    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
 
 
 def sha256_of(path: Path) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsink.errors import CheckpointError
-from fedsink.server.folder import RunFolder, names_part, own_file, stored_config
+from fedsink.server.folder import RunFolder, own_file, stored_config
 from fedsink.values import Config, as_float, read_json
 
 _PICTURE = re.compile(r"round-(\d+)\.png")
@@ -37,10 +37,10 @@ class RecordedRun:
 
     @classmethod
     def of(cls, path: str | Path) -> Self:
-        """Returns the run, or the study, in a folder; "~" is the user's home.
+        """Returns the run in a folder; "~" is the user's home.
 
         Raises:
-            CheckpointError: the folder holds neither.
+            CheckpointError: the folder holds none.
         """
         return cls(RunFolder.existing(Path(path).expanduser().resolve()))
 
@@ -48,20 +48,6 @@ class RecordedRun:
     def config(self) -> dict[str, Any]:
         """The resolved configuration, and under `run` the run's name and server seed."""
         return stored_config(self.folder)
-
-    @property
-    def parts(self) -> dict[str, RecordedRun]:
-        """The runs of a study that have begun, by name; of a run: none."""
-        plan = self.config.get("plan")
-        planned = plan.get("runs") if isinstance(plan, dict) else None
-        names = filter(names_part, planned if isinstance(planned, dict) else ())
-        folders = {name: RunFolder(self.folder.path / name) for name in names}
-        return {name: RecordedRun(f) for name, f in folders.items() if own_file(f.config)}
-
-    @property
-    def is_study(self) -> bool:
-        """True if the folder holds several runs, in `parts`, instead of one."""
-        return self.config.get("study") is not None
 
     @property
     def finished(self) -> bool:

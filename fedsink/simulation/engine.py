@@ -1,10 +1,6 @@
 """The engine that hosts the clients: its settings, `engine=auto` and `engine=flower`.
 
-`chosen_engine` chooses local or ray once, before a run begins, by public numbers only. Ray's
-processes share the clients' work. Against that they take seconds to start, and some milliseconds
-for each message there and back. Measured on two cores, of two machines, by
-`benchmarks/simulation_rounds.py engines`; the table is in docs/cluster.md.
-
+`chosen_engine` chooses local or ray once, before a run begins, by public numbers only.
 `run_flower` is Flower's own simulation on Ray, unmodified; it is slow, and there for parity.
 """
 
@@ -27,17 +23,12 @@ from flwr.serverapp import Grid, ServerApp
 from fedsink.environment import device_named
 from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import run_stock_simulation
-from fedsink.protocol.tree_sum import BLOCK
 from fedsink.server.loop import Interruption
 from fedsink.server.running import ServerEngine
 from fedsink.strategies.strategy_settings import StrategySettings
 from fedsink.values import Config, checks, strictly
 
 _OF_RAY = ("address", "actors", "num_cpus", "num_gpus", "data", "revive_seconds", "timeout")
-_START = 8.0  # seconds until Ray's processes answer, minus those until this one does
-_WAY = 13e-3  # seconds that a message to Ray's processes and back takes longer
-_PER_WORKER = 1e-3  # further seconds of it for every process
-_SHARED = 0.7  # part of the work of other processes that is time saved, at least
 
 
 @dataclass(frozen=True)
@@ -134,15 +125,10 @@ class EngineSettings(ServerEngine):
 def chosen_engine(
     engine: EngineSettings, strategy: StrategySettings, cores: int | None = None
 ) -> EngineSettings:
-    """The engine that replaces `engine=auto`, with the reason; any other engine as it is.
+    """Returns the engine that replaces `engine=auto`, with the reason; any other as it is.
 
-    Where clients are on GPUs (`engine.device=cuda`), GPUs are counted instead of cores. That was
-    not measured.
-
-    Args:
-        engine: as it was configured.
-        strategy: the method; its public numbers give the clients' work.
-        cores: of this machine; None: those that this process may use.
+    Ray is taken for an option that it alone has, and where many clients answer a round and there
+    are several cores (GPUs, with `engine.device=cuda`); docs/cluster.md has the measurements.
     """
     if engine.name != "auto":
         return engine
@@ -156,29 +142,13 @@ def chosen_engine(
     gpus = torch.cuda.device_count() if engine.device == "cuda" else 0
     workers = gpus or cores or usable_cores()
     unit = "GPU" if gpus else "core"
-    found = f"{strategy.clients} clients on {workers} {unit}{'s' if workers > 1 else ''}"
-    saved = seconds_saved(strategy, workers)
-    if saved <= 0:
-        return replace(engine, name="local", chosen=f"{found}, where Ray is not faster")
-    why = f"{found}, where Ray ends about {saved:.0f} s sooner"
+    asked = sum(strategy.asked(client, 1) for client in range(strategy.clients))
+    why = f"{asked} client{'s' * (asked > 1)} a round on {workers} {unit}{'s' * (workers > 1)}"
+    if workers == 1 or asked < strategy.many_clients:
+        return replace(engine, name="local", chosen=why)
     if gpus:
         return replace(engine, name="ray", num_gpus=1.0, actors=workers, chosen=why)
     return replace(engine, name="ray", chosen=why)
-
-
-def seconds_saved(strategy: StrategySettings, workers: int) -> float:
-    """Seconds, estimated with caution, by which a run ends sooner on Ray; negative: later.
-
-    Args:
-        strategy: the method; its public numbers give its clients' work.
-        workers: processes that share the clients.
-    """
-    answers = strategy.clients * strategy.messages
-    together = max(1, answers // strategy.exchanges)
-    blocks = -(-together // BLOCK)  # a block goes to one process as a whole
-    largest = min(together, -(-blocks // workers) * BLOCK) / together
-    shared = _SHARED * (1 - largest) * answers * strategy.message_seconds
-    return shared - strategy.exchanges * (_WAY + workers * _PER_WORKER) - _START
 
 
 def usable_cores() -> int:

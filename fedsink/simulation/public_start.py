@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hydra.errors import HydraException
@@ -31,16 +32,29 @@ from fedsink.server.folder import RunFolder, command_for, stored_config
 from fedsink.server.loop import InterruptedRunError
 from fedsink.server.running import ServerSettings, build_generator
 from fedsink.server.starting_weights import FOLDER, adopt, statement_of
+from fedsink.simulation.run_settings import RunSettings
 from fedsink.values import Config, checks, read_json, strictly
-
-if TYPE_CHECKING:
-    from fedsink.simulation.studies.study import SingleRuns
 
 _LEAST_EPS = 35.0  # of a local start: strokes are learnt there, and hardly any of the noise
 _OF_ONE_CLIENT = {"quorum": None, "turns": None, "published": False, "row_sigma": None}
 _MOST_SHARED = 0.01  # of the clients' records: blank pictures are alike everywhere
 _READ_AT_ONCE = 1000  # records, which bounds the memory
 _DRAWN = ("glyphs", "shapes")  # these draw the classes that they are asked for
+
+
+@dataclass(frozen=True)
+class SingleRuns:
+    """The functions of `fedsink.simulation.simulated_run` for single runs.
+
+    Attributes:
+        check: refuses a configuration that cannot run in a folder, and returns its settings.
+        start: runs a configuration in a new folder.
+        resume: continues the run in a folder, if it has not finished.
+    """
+
+    check: Callable[[Config, Path], RunSettings]
+    start: Callable[[dict[str, Any], Path], Path]
+    resume: Callable[[Path], Path]
 
 
 def check(config: Config, settings: ServerSettings, runs: SingleRuns) -> None:
@@ -124,7 +138,7 @@ def public_run(config: Config) -> dict[str, Any]:
         "partition": plain["partition"],
         "engine": {**plain["engine"], "device": config["engine"]["device"]},
         "report": {**config["report"], "pictures": 0, "html": False},
-        **dict.fromkeys(("capacity", "log", "paper", "policy", "scale", "scales", "start")),
+        **dict.fromkeys(("capacity", "log", "paper", "policy", "run", "scale", "scales", "start")),
         "shuffler": "none",
     }
 

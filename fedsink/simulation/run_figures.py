@@ -37,7 +37,7 @@ from fedsink.evaluation.sets import (
 from fedsink.evaluation.suites import RUNS, SUITES_OF
 from fedsink.pages.report_page import renew_report
 from fedsink.reporting.displays import format_table
-from fedsink.reporting.loggers import log_evaluation
+from fedsink.reporting.loggers import LOGGERS, loggers
 from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.values import checks, given
@@ -169,7 +169,9 @@ def evaluate_run(
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
     renew_report(finished.folder.path)
-    log_evaluation(finished.folder.path, finished.config, path, figures)
+    stated = finished.config.get("log") or ()
+    names = [name for name in ([stated] if isinstance(stated, str) else stated) if name in LOGGERS]
+    loggers(names, finished.folder.path, finished.config, {}).evaluated(path, figures)
     return Measured(path, figures, table)
 
 

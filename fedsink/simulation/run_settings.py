@@ -66,7 +66,6 @@ def node_settings(
             unprotected=unprotected,
             pooled=pooled,
             masked=config.noise.shared.masked,
-            corruption=config.corruption,
             device=engine.client_device,
             threads=engine.threads,
         )
@@ -105,7 +104,7 @@ def node_settings(
             f"noise=secure was asked for, but the policy {config.policy} says "
             f"noise.backend={node.noise!r}: the policy decides; leave out noise=."
         )
-    return replace(node, keep=keep, corruption=config.corruption)
+    return replace(node, keep=keep)
 
 
 def _listed(values: tuple[object, ...] | None) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -29,19 +29,17 @@ from fedsink.server.running import ServerSettings, build_generator, server_app
 from fedsink.simulation import public_start
 from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.simulation.public_start import SingleRuns
 from fedsink.simulation.run_settings import RunIdentity, RunSettings, node_settings
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 from fedsink.strategies.methods import settings_of
 from fedsink.values import Config
 
-if TYPE_CHECKING:
-    from fedsink.simulation.studies.study import SingleRuns
-
 _NAMED = 8  # classes of a line on the terminal
 
 
 def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bool = False) -> Path:
-    """Runs a resolved configuration, of a run or of a study, in a new folder.
+    """Runs a resolved configuration in a new folder.
 
     Nothing is written before the configuration, the data and the generator have been checked.
 
@@ -58,11 +56,6 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
         FedsinkError: bad input (nothing is left behind), or a run that stopped (its folder can
             be resumed).
     """
-    if config["study"] is not None:
-        from fedsink.simulation.studies import study_of
-        from fedsink.simulation.studies.study import start_study
-
-        return start_study(study_of(config["study"]), config, path, _single_runs(debug))
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
     settings, shards = _prepared(config, folder.path, identity, public=public)
@@ -81,7 +74,8 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
             folder.write(folder.privacy, stated)
             # Last, because this file makes the folder one that can be resumed.
             engine = settings.engine.stored(config["engine"])
-            store_config(folder, {**config, "engine": engine, "run": identity.to_config()})
+            run = {**(config.get("run") or {}), **identity.to_config()}
+            store_config(folder, {**config, "engine": engine, "run": run})
         except BaseException:
             identity.delete_key()
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -89,24 +83,8 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
         return _run(config, settings, folder, identity, debug)
 
 
-def check(config: Config, path: Path) -> None:
-    """Refuses what `start` would refuse; writes nothing.
-
-    Raises:
-        FedsinkError: bad input.
-    """
-    if config["study"] is not None:
-        from fedsink.simulation.studies import study_of
-        from fedsink.simulation.studies.study import planned
-
-        planned(study_of(config["study"]), config, path, _single_runs(debug=False))
-    else:
-        folder = RunFolder.fresh(path)
-        _prepared(config, folder.path, RunIdentity.fresh(config["seed"]))
-
-
 def resume(path: Path, *, debug: bool = False) -> Path:
-    """Continues with the run or the study in a folder, to the same end as if it had never stopped.
+    """Continues with the run in a folder, to the same end as if it had never stopped.
 
     Raises:
         CheckpointError: the folder holds no run or a link, or its checkpoint or key is unusable.
@@ -115,11 +93,6 @@ def resume(path: Path, *, debug: bool = False) -> Path:
     folder.refuse_links()
     with folder.held():
         config = stored_config(folder)
-        if config.get("study") is not None:
-            from fedsink.simulation.studies import study_of
-            from fedsink.simulation.studies.study import resume_study
-
-            return resume_study(folder, config, study_of, _single_runs(debug))
         try:
             identity = RunIdentity.from_config(config["run"], finished=folder.finished)
         except (KeyError, TypeError, ValueError) as error:
@@ -147,8 +120,6 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
             names the key.
     """
     config = Configuration.read(values)
-    if config.study is not None:
-        raise ConfigError("A study is several runs: only `start` takes its configuration.")
     engine = EngineSettings.from_config(config.engine)
     strategy = settings_of(config, run.name)
     engine = chosen_engine(engine, strategy)
@@ -168,8 +139,7 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
 
 
 def _single_runs(debug: bool, *, public: bool = False) -> SingleRuns:
-    """The functions by which a study plays its runs, and a run its public start."""
-    from fedsink.simulation.studies.study import SingleRuns
+    """The functions by which a run plays its public start."""
 
     def settings(config: Config, path: Path) -> RunSettings:
         return _prepared(config, path, RunIdentity.fresh(config["seed"]), public=public)[0]
@@ -247,7 +217,6 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     return {
         "note": "Exact counts of private data: known to whoever simulates, never to a server.",
         "clients": manifest(shards, records.labels, node.data.classes),
-        "corrupted": sorted(node.altered()),
     }
 
 

@@ -66,6 +66,7 @@ class CentralSettings(StrategySettings):
     """
 
     mode: ClassVar[str] = "central"
+    many_clients: ClassVar[float] = 1000
     sample: ClassVar[SampleOfRecords]
 
     plan: CentralPlan
@@ -145,11 +146,6 @@ class CentralSettings(StrategySettings):
     def exchanges(self) -> int:
         """⌈T/U⌉, exchanges that hold all rounds."""
         return -(-self.plan.rounds // self.uses_per_message)
-
-    @property
-    def messages(self) -> int:
-        """Number of exchanges that hold the rounds of the first client."""
-        return -(-self.asked(0, self.plan.rounds) // self.uses_per_message)
 
     @property
     @abstractmethod

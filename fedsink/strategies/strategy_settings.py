@@ -85,6 +85,7 @@ class StrategySettings(ABC):
         mode: the privacy model, "central" or "ldp".
         title: shown beside the progress.
         remembers: whether clients keep a state from message to message.
+        many_clients: so many answers a round are worth sharing among processes (`engine=auto`).
         leaves: what a client's reply holds, in words.
         plan: what is done to records.
         clients: K.
@@ -96,6 +97,7 @@ class StrategySettings(ABC):
     mode: ClassVar[str]
     title: ClassVar[str]
     remembers: ClassVar[bool] = False
+    many_clients: ClassVar[float] = math.inf
     leaves: ClassVar[str] = "what its method sends"
 
     plan: PublicPlan
@@ -171,24 +173,6 @@ class StrategySettings(ABC):
     def asked(self, client: int, rounds: int) -> int:
         """Returns the number of uses that a client is asked for in the first `rounds` rounds."""
         return rounds
-
-    @property
-    def exchanges(self) -> int:
-        """Number of exchanges of messages in a run."""
-        return 1
-
-    @property
-    def messages(self) -> int:
-        """Number of exchanges in which the first client takes part."""
-        return 1
-
-    @property
-    def message_seconds(self) -> float:
-        """Estimated seconds that a simulated client computes for one message, on one core.
-
-        Only `engine=auto` reads it; 0 keeps a run in one process.
-        """
-        return 0.0
 
     def check_sizes(self, sizes: Sequence[int]) -> None:  # noqa: B027 (most accept all)
         """Refuses a partition under which a client would have to refuse every request.

@@ -34,7 +34,6 @@ def test_what_the_folder_holds(run: fedsink.Run) -> None:
     assert run.privacy == json.loads((run.folder / "privacy.json").read_text())
     assert list(run.pictures) == [0, 10, 20]
     assert all(path.is_file() for path in run.pictures.values())
-    assert run.parts == {}
 
 
 def test_metrics_are_a_table(run: fedsink.Run) -> None:

@@ -190,7 +190,7 @@ def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Sc
         config.merge_with_dotlist(list(values))
         return str(protocol.configuration_hash(OmegaConf.to_container(config)))
 
-    same = ("seed=7", "data.root=/elsewhere", "log=csv", "report.html=false", "engine=local",
+    same = ("seed=7", "data.root=/elsewhere", "log=mlflow", "report.html=false", "engine=local",
             "data.download=false", "engine=ray")  # fmt: skip
     assert {hashed(override) for override in same} == {hashed()}
     assert {changed(value) for value in ("strategy.p=0.4", "map.block=3")} == {hashed()}

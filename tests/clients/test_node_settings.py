@@ -13,8 +13,6 @@ import pytest
 
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.data.corruption import Corruption
-from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 
 
@@ -93,20 +91,6 @@ def test_secure_noise_without_its_sampler_is_refused_before_any_answer(
         PrivacyError, match="needs the Python package opendp, fedsink's extra `secure`"
     ):
         NodeSettings.from_policy(policy)
-
-
-def test_only_pictures_of_simulated_clients_are_altered(secret: NodeSettings) -> None:
-    pictures = replace(secret, data=DataSpec("digits", (1, 8, 8), ("0",), 1))
-    corruption = Corruption("invert", clients=(2,))
-    assert replace(pictures, corruption=corruption).corruption == corruption
-    for changes, message in (
-        ({"policy": Path("p")}, "a node under a policy answers from its records as they are"),
-        ({"partition": None}, r"leave out data\.corrupt or policy="),
-        ({"data": secret.data}, r"alters pictures, and the records of tiny have shape \(4,\)"),
-        ({"clients": 2}, "names client 2, and the 2 clients are 0 to 1"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            replace(pictures, corruption=corruption, **changes)
 
 
 @pytest.mark.parametrize(

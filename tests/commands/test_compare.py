@@ -8,13 +8,9 @@ import pytest
 
 from fedsink.commands.compare import folders, run
 
-from .conftest import SMALL, Outcome, run_many
+from .conftest import Outcome, run_many
 
-pytestmark = pytest.mark.slow  # a process that runs and evaluates a study
-
-TINY = ("study.images=20", *SMALL, "study.overrides.dp_sinkhorn=['rounds=2']",
-        "study.overrides.privatize_once=['rounds=2']")  # fmt: skip
-STUDY = [argument for argument in TINY if not argument.startswith("rounds=")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +37,7 @@ def compared(
         "empty": ["compare", "run="],
         "unknown": ["compare", "run=sweep", "outs=x.html"],
         "open": ["compare", "run=[central"],
-        "methods": [
-            *("compare", "methods=[dp_sinkhorn,privatize_once]", "hydra.run.dir=study"),
-            *STUDY,
-        ],
-        "methods and runs": ["compare", "methods=[dp_sinkhorn,gs_wgan]", "run=sweep"],
-        "one method": ["compare", "methods=[dp_sinkhorn]", "hydra.run.dir=single"],
-        "mistyped": [
-            *("compare", "methods=[dp_sinkhorn,gs_wgan]", "hydra.run.dir=single"),
-            "study.overrides.gs_wgan=['strategy.rowz=3']",
-        ],
-        "study again": ["compare", "run=study"],
+        "methods": ["compare", "methods=[dp_sinkhorn,privatize_once]", "seed=0"],
         "help": ["compare", "--help"],
     }
     outcomes = run_many([(folder, line) for line in lines.values()])
@@ -69,7 +55,6 @@ def folder(compared: dict[str, Outcome]) -> Path:
         ("list", "compare.html"),
         ("out", "new/page.html"),
         ("sweep", "sweep/compare.html"),
-        ("study again", "study/compare.html"),
     ],
 )
 def test_a_table_is_printed_and_a_page_is_written(
@@ -105,9 +90,7 @@ def test_repetitions_in_a_sweep_are_said(compared: dict[str, Outcome]) -> None:
         ("empty", "run= is missing; fedsink compare --help says what to give."),
         ("unknown", "Unknown key 'outs'. Did you mean out? Keys: run, out."),
         ("open", "run=[central: a list of folders is written [A,B]."),
-        ("methods and runs", "leave run=sweep out."),
-        ("one method", "study.methods=['dp_sinkhorn'] leaves nothing to compare"),
-        ("mistyped", "Unknown key 'strategy.rowz'. Did you mean strategy.rows?"),
+        ("methods", "methods= is gone: examples/compare_methods.py runs several methods"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(
@@ -118,22 +101,10 @@ def test_bad_input_is_refused_in_one_sentence(
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
     assert (folder / "mine.html").read_text() == "mine"
-    assert not (folder / "single").exists()
-
-
-def test_methods_are_run_evaluated_and_compared(compared: dict[str, Outcome], folder: Path) -> None:
-    outcome = compared["methods"]
-    assert outcome.code == 0, outcome.err
-    assert outcome.last == str(folder / "study")
-    assert "Evaluating privatize_once, 2 of 2" in outcome.err
-    assert "CNN %" in outcome.out
-    assert {path.name for path in (folder / "study").iterdir()} == {
-        "config.yaml", "compare.html", "dp_sinkhorn", "privatize_once",
-    }  # fmt: skip
 
 
 def test_help_says_what_there_is(compared: dict[str, Outcome]) -> None:
-    for words in ("run=[A,B,…]", "out=compare.html", "methods=[dp_sinkhorn,gs_wgan,…]"):
+    for words in ("run=[A,B,…]", "out=compare.html", "run=FOLDER"):
         assert words in compared["help"].out
 
 

@@ -282,4 +282,4 @@ def test_help_says_what_is_the_owners(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as ended:
         main(["deploy", "--help"])
     assert ended.value.code == 0
-    assert "data.clients_file, data.corrupt, seed" in capsys.readouterr().out
+    assert "data.clients_file, seed" in capsys.readouterr().out

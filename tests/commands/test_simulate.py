@@ -125,8 +125,8 @@ _BAD: dict[str, tuple[list[str], str]] = {
         "partition.alpha acts with partition=dirichlet: choose it, or leave partition.alpha out.",
     ),
     "a table in two arguments": (
-        [*_LOCAL, "data.corrupt={kind:", "invert}"],
-        "quote that whole, 'data.corrupt={kind: invert}'.",
+        [*_LOCAL, "public={data:", "shapes}"],
+        "quote that whole, 'public={data: shapes}'.",
     ),
     "a tether with a batch clip": (
         [*_LOCAL, "clip=batch", "strategy.tether=1.8"],
@@ -210,10 +210,18 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "strategy.uses_per_message=0"],
         "strategy.uses_per_message must be a whole number of at least 1, not 0.",
     ),
-    "study": ([*_LOCAL, "study=x"], "study is null or a table with a name, as in experiment="),
-    "study's threshold": (
-        ["simulate", "experiment=debug_inverted", "study.clean=2"],
-        "study.clean must be in [0, 1], not 2.",
+    "study": ([*_LOCAL, "study.clean=0.9"], "study is gone: examples/debug_inverted.py and"),
+    "corrupt": (
+        [*_LOCAL, "data.corrupt={kind: invert}"],
+        "data.corrupt is gone: examples/debug_inverted.py alters records",
+    ),
+    "corrupt anew": (
+        [*_LOCAL, "+data.corrupt={kind: invert}"],
+        "data.corrupt is gone: examples/debug_inverted.py alters records",
+    ),
+    "study as an experiment": (
+        ["simulate", "experiment=debug_inverted"],
+        "experiment=debug_inverted is gone: run examples/debug_inverted.py.",
     ),
     "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
     "keep in local mode": (
@@ -240,10 +248,6 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "deploy resume with keys": (
         ["deploy", "app=x", "superlink=lab", "resume=y", "eps=3"],
         "uses the configuration that the server has stored: leave out eps=3.",
-    ),
-    "sweep": (
-        ["simulate", *SMALL[:-2], "--multirun", "eps=0,-1"],
-        "eps must be a finite number > 0, received 0.",
     ),
     "resume without a name": (["simulate", "resume="], "resume= names no folder"),
     "observation of a word": (
@@ -375,7 +379,7 @@ def test_help_configuration_and_sweeps(played: dict[str, tuple[Path, Outcome]]) 
     assert (shown["mode"], shown["eps"], shown["mechanism"]["name"]) == ("ldp", 3, "laplace")
     assert help_.left == config.left == ()
     folders = [Path(line) for line in both.out.splitlines()]
-    assert folders == [folder / "both" / name for name in ("eps=1", "eps=3")]
+    assert folders == [folder / "both" / name for name in ("0", "1")]
     for run, eps in zip(folders, (1, 3), strict=True):
         epsilon = json.loads((run / "privacy.json").read_text())["epsilon"]
         assert 0.99 * eps < epsilon <= eps

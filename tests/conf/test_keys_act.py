@@ -135,7 +135,6 @@ WITHOUT = {
     "resume": "which folder is continued",
     "scale": "of experiments that have scales",
     "scales": "of experiments that have scales",
-    "study": "several runs, each of which is one of these",
     "paper": "what privacy.json compares the run with",
     "engine.name": "engines have the same results",
     "engine.threads": "how fast it computes",
@@ -148,7 +147,7 @@ WITHOUT = {
 OTHERS: Mapping[str, Sequence[object]] = {
     "accountant": ["rdp"], "adjacency": ["replace-one", "add-remove"], "capacity": [2000],
     "clip": ["batch", "record"], "data.clients_file": ["/nowhere.csv"], "data.shape": [[3, 9, 8]],
-    "data.corrupt": [{"kind": "invert", "share": 0.5, "seed": 0}], "delta": [1e-6], "eps": [7.0],
+    "delta": [1e-6], "eps": [7.0],
     "engine.timeout": [77], "generator.output": ["linear", "sigmoid"], "generator.radius": [5.0],
     "map.background": [0.4], "map.black": [0.25], "map.block": [2], "map.norm": ["l2", "l1"],
     "map.pool": [2], "map.power": [2.5], "map.radius": [0.5], "map.white": [0.8],

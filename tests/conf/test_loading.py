@@ -129,7 +129,7 @@ def test_a_mapping_under_a_group_holds_its_options_and_elsewhere_it_is_a_table()
         ({"+eps": 1}, "A key is a name such as eps or strategy.rows, not '+eps'."),
         ({"eps=3 mode": 1}, "not 'eps=3 mode'."),
         ({5: 1}, "A key is a name such as eps or strategy.rows, not 5."),
-        ({"study": {"a b": 1}}, "not 'a b'."),
+        ({"public": {"a b": 1}}, "not 'a b'."),
         ({"eps": object()}, "eps is of the type object: give None, a truth value, a number,"),
         ({"eps": {1}}, "eps is of the type set: give"),
         ({"eps": [1j]}, "eps is of the type complex: give"),

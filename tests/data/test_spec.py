@@ -23,7 +23,7 @@ def test_the_spec_cannot_be_changed() -> None:
         spec.nominal_records = 11  # type: ignore[misc]
 
 
-def test_a_runs_table_is_the_spec_and_what_is_done_to_simulated_clients() -> None:
+def test_a_runs_table_is_the_spec_and_a_key_of_earlier_versions() -> None:
     table = {"name": "x", "shape": [2], "classes": ["a"], "nominal_records": 1, "corrupt": None}
     assert DataSpec.from_config(table) == DataSpec("x", (2,), ("a",), 1)
     with pytest.raises(ConfigError, match=r"Unknown key data\.nominal; there are name, shape"):

@@ -229,6 +229,8 @@ SCENES: dict[str, tuple[Act, ...]] = {
         ),
     ),
     "README.md": (Act("README.md", folder="fedsink"),),
+    "docs/compare.md": (Act("docs/compare.md", folder="fedsink"),),
+    "docs/debugging.md": (Act("docs/debugging.md", folder="fedsink"),),
     "docs/cluster.md": (
         Act("docs/cluster.md", words={"HEAD": "127.0.0.1", "/shared": "{scene}/shared"}),
     ),
@@ -252,7 +254,6 @@ LIMITS: dict[str, int] = {
 # machines, files that cannot be downloaded, and hours are all that a machine of ours lacks.
 NO_SCENE: dict[str, tuple[str, ...]] = {
     "docs/cluster.md": ("machines",),
-    "docs/debugging.md": ("files",),
     "docs/dpimagebench.md": ("GPU",),
     "docs/experiments.md": ("hours", "files"),
     "docs/gpu.md": ("GPU",),

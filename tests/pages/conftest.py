@@ -9,6 +9,7 @@ import torch
 
 from fedsink.clients.node import close_nodes
 from fedsink.conf.acting import compose_config
+from fedsink.conf.typed import typed_words
 from fedsink.data.spec import DataSpec
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.server.folder import RunFolder, store_config
@@ -57,7 +58,8 @@ def begin(tmp_path: Path) -> Begin:
         folder.write(
             folder.partition, {"clients": [{"records": 987654321, "classes": [123456789]}]}
         )
-        stored = {**config, "run": identity.to_config()}
+        typed = {"typed": typed_words([*SMALL, *overrides], config)}
+        stored = {**config, "run": typed | identity.to_config()}
         store_config(folder, change(stored) if change else stored)
         for round in range(1, done + 1):
             more = {"signal_to_noise": 0.5} if config["mode"] == "central" else {"iterations": 9}

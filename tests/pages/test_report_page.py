@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedsink.conf.acting import compose_config
-from fedsink.errors import CheckpointError
+from fedsink.conf.acting import composed_run
 from fedsink.pages.report_page import report_at_end, write_report
-from fedsink.server.folder import RunFolder, store_config
+from fedsink.server.folder import RunFolder
 from fedsink.simulation.simulated_run import start
 
 from .conftest import PLACES, SMALL, Begin, hostile_places
@@ -118,7 +117,7 @@ def test_guarantee_no_place_no_key_and_no_count_is_told(begin: Begin, run: str) 
 
 @pytest.mark.medium
 def test_a_reader_who_knows_no_code_gets_the_answers(tmp_path: Path) -> None:
-    config = compose_config([*SMALL, "mode=central", "seed=3", "eps=4"])
+    config, _ = composed_run([*SMALL, "mode=central", "seed=3", "eps=4"])
     folder = RunFolder(start(config, tmp_path / "run"))
     folder.write(folder.path / "evaluation.json", EVALUATION)
     seen = _page(folder).seen
@@ -136,13 +135,23 @@ def test_a_reader_who_knows_no_code_gets_the_answers(tmp_path: Path) -> None:
         "how good the pictures are": ("convolutional network 91.3 % 97.0 %", "87.1 % 95.0 %"),
         "that this is not private": ("These figures are not private.",),
         "how to get the same run again": (
-            "fedsink simulate mode=central data=digits engine=local",
-            "eps=4 rounds=20 clients=5 seed=3",
+            "fedsink simulate engine=local clients=5 rounds=20",
+            "mode=central seed=3 eps=4",
         ),
         "that its noise is public": ("For public data only.",),
     }
     missing = {k: [t for t in told if t not in seen] for k, told in checklist.items()}
     assert not {k: told for k, told in missing.items() if told}, seen
+
+
+@pytest.mark.medium
+def test_a_run_of_an_earlier_version_has_a_page(begin: Begin) -> None:
+    def earlier(config: dict[str, Any]) -> dict[str, Any]:
+        del config["run"]["typed"]
+        return config
+
+    seen = _page(begin("mode=central", change=earlier)).seen
+    assert "What was typed is not recorded in this run's folder" in seen
 
 
 @pytest.mark.medium
@@ -225,15 +234,6 @@ def test_who_missed_rounds_is_told(begin: Begin) -> None:
     assert "client 3 missed 4." in seen
     assert "clients 0–2, each 20 " in seen
     assert "client 3 16 " in seen
-
-
-@pytest.mark.slow
-def test_a_study_is_refused_by_the_names_of_its_runs(begin: Begin) -> None:
-    folder = begin("mode=central")
-    store_config(folder, {"study": {"name": "x"}, "plan": {"runs": {"samples": {}}}})
-    store_config(RunFolder(folder.samples), {})
-    with pytest.raises(CheckpointError, match="holds a study of samples: name the folder of one"):
-        write_report(folder.path)
 
 
 @pytest.mark.medium

@@ -123,17 +123,12 @@ def test_mean_and_sample_standard_deviation() -> None:
 
 
 @pytest.mark.medium
-def test_sweeps_and_studies_stand_for_their_runs(runs: Path, tmp_path: Path) -> None:
+def test_a_sweep_stands_for_its_runs(runs: Path, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     for number, name in (("2", "low"), ("10", "a0")):
         shutil.copytree(runs / name, sweep / number)
     (sweep / "multirun.yaml").touch()
     assert list(Compared.of([sweep]).runs) == ["2", "10"]
-
-    store_config(RunFolder(sweep), {"study": {}, "plan": {"runs": {"2": {}, "10": {}, "late": {}}}})
-    study = Compared.of([sweep])
-    assert list(study.runs) == ["2", "10"]
-    assert study.warnings() == ["Not finished: late. Their figures will change."]
 
 
 @pytest.mark.medium
@@ -184,10 +179,8 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "other" / "config.yaml").write_text("logging: true\n")
     with pytest.raises(CheckpointError, match=r"config\.yaml is not a run's configuration: name a"):
         Compared.of([runs / "a0", tmp_path / "other"])
-    begun = RunFolder(tmp_path / "begun")
-    store_config(begun, {"study": {}, "plan": {"runs": {"late": {}}}})
     with pytest.raises(ConfigError, match="needs two runs or more, not no run that has begun"):
-        Compared.of([begun.path])
+        Compared.of([])
 
 
 def settings_of(*overrides: str) -> dict[str, Any]:

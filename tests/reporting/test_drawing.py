@@ -18,7 +18,6 @@ from fedsink.reporting.drawing import (
     fit_text,
     save_grid,
     save_points,
-    save_side_by_side,
     text_width,
     tick_values,
 )
@@ -146,29 +145,6 @@ def test_a_grid_says_what_does_not_fit(tmp_path, images, labels, names, options,
     with pytest.raises(ValueError, match=message):
         save_grid(images, labels, names, tmp_path / "grid.png", **options)
     assert os.listdir(tmp_path) == []
-
-
-def test_grids_stand_beside_one_another_under_their_names(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    panels = {
-        name: (torch.rand(4, depth, 8, 8, generator=generator), torch.tensor([0, 1, 1, 2]))
-        for name, depth in (("first", 1), ("second", 3))
-    }
-    path = tmp_path / "deep" / "sheet.png"
-    save_side_by_side(panels, NAMES, path, columns=2)
-    with Image.open(path) as picture:
-        sheet = np.asarray(picture)
-    left = 0
-    for name, (images, labels) in panels.items():
-        alone = tmp_path / f"{name}.png"
-        save_grid(images, labels, NAMES, alone, columns=2)
-        with Image.open(alone) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
-        height, width = pixels.shape[:2]
-        assert np.array_equal(sheet[-height:, left : left + width], pixels)
-        assert sheet[: len(sheet) - height, left : left + width].max() > 200  # the name
-        left += width
-    assert sheet.shape[1] == left
 
 
 def plot(tmp_path, points):

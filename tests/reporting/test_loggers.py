@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedsink.reporting.loggers import (
     loggers,
     require_packages,
 )
+from fedsink.reporting.output_files import RELEASED
 
 CONFIG = {
     "mode": "central",
@@ -53,7 +54,9 @@ def _own_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def killed_and_resumed(name: str, folder: Path, picture: Path) -> None:
-    """Rounds 1 to 4, a checkpoint at 2, a kill, and from there to the end at round 5."""
+    """Rounds 1 to 4, a checkpoint at 2, a kill, from there to the end at round 5, an evaluation."""
+    for released in RELEASED:
+        (folder / released).write_text("{}")
     first = loggers([name], folder, CONFIG, PRIVACY)
     first.begin(0)
     for round in (1, 2):
@@ -71,36 +74,19 @@ def killed_and_resumed(name: str, folder: Path, picture: Path) -> None:
     second.picture(5, picture)
     second.keep()
     second.end("finished")
+    (folder / "evaluation.json").write_text("{}")
+    third = loggers([name], folder, CONFIG, {})
+    third.evaluated(folder / "evaluation.json", {"accuracy": {"cnn": 0.5}, "observation": True})
+    assert third._observers, "none has failed"
     assert first._observers, "none has failed"
     assert second._observers, "none has failed"
-
-
-def test_csv(tmp_path: Path, picture: Path) -> None:
-    killed_and_resumed("csv", tmp_path, picture)
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["round"] for row in rows] == ["1", "2", "3", "4", "5"]
-    assert [float(row["loss"]) for row in rows] == [1 / n for n in range(1, 6)]
-    assert [row["epsilon"] for row in rows] == [""] * 5
-    assert [row["absent"] for row in rows] == ["", "", "", "", "[1, 2]"]
-    assert rows[-1]["mean_noise_std"] == "0.25"
 
 
 @pytest.mark.parametrize(("start", "shown"), [("/home/me/start", False), ("public", True)])
 def test_no_path_of_this_machine_is_logged(tmp_path: Path, start: str, shown: bool) -> None:
     config = {"start": start, "policy": "/home/me/p", "data": {"root": "/home/me", "name": "x"}}
-    logger = module.CSVLogger(tmp_path, config, {})
-    assert logger._config == {"data.name": "x"} | ({"start": start} if shown else {})
-
-
-def test_csv_begins_anew_without_a_checkpoint(tmp_path: Path) -> None:
-    for _ in range(2):
-        logger = loggers(["csv"], tmp_path, CONFIG, PRIVACY)
-        logger.begin(0)
-        logger.metrics(line(1))
-    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
-        "round,loss,epsilon,seconds", "1,1.0,,0.5",
-    ]  # fmt: skip
+    logger = module.Logger(tmp_path, config, {})
+    assert logger.config == {"data.name": "x"} | ({"start": start} if shown else {})
 
 
 def test_tensorboard(tmp_path: Path, picture: Path) -> None:
@@ -124,7 +110,9 @@ def test_tensorboard(tmp_path: Path, picture: Path) -> None:
 
 @pytest.mark.usefixtures("_own_mlflow")
 def test_mlflow(tmp_path: Path, picture: Path) -> None:
-    killed_and_resumed("mlflow", tmp_path, picture)
+    (tmp_path / "multirun.yaml").touch()  # the runs of a sweep share one mlruns/
+    (tmp_path / "seed=0").mkdir()
+    killed_and_resumed("mlflow", tmp_path / "seed=0", picture)
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
@@ -137,7 +125,11 @@ def test_mlflow(tmp_path: Path, picture: Path) -> None:
     assert run.data.params["privacy.epsilon"] == "2.99"
     assert not any("/home/somebody" in value for value in run.data.params.values())
     files = [f.path for f in client.list_artifacts(run.info.run_id)]
-    assert files == ["privacy.json", "samples"]
+    assert files == ["evaluation.json", "generator", "privacy.json", "samples"]
+    released = [f.path for f in client.list_artifacts(run.info.run_id, "generator")]
+    assert released == sorted(f"generator/{name}" for name in RELEASED)
+    assert run.data.metrics["evaluation.accuracy.cnn"] == 0.5
+    assert "evaluation.observation" not in run.data.metrics
     (stored,) = client.list_artifacts(run.info.run_id, "samples")
     assert stored.path == "samples/round-000002.png"
 
@@ -165,9 +157,9 @@ def test_mlflow_says_how_a_run_ended(
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(module, "find_spec", lambda n: None if n == "mlflow" else find(n))
-    require_packages(["csv", "tensorboard"])
+    require_packages(["tensorboard"])
     with pytest.raises(ConfigError) as caught:
-        require_packages(["csv", "mlflow"])
+        require_packages(["tensorboard", "mlflow"])
     assert str(caught.value) == (
         "log=mlflow needs the package mlflow, which is not installed: "
         "`pip install mlflow`, or leave log=mlflow out."
@@ -176,11 +168,24 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names() -> None:
     assert logger_names(None) == ()
-    assert logger_names("csv") == ("csv",)
-    assert logger_names(("csv", "mlflow")) == ("csv", "mlflow")
-    for value in ("wandb", 5, ["csv", None], {"csv": 1}):
-        with pytest.raises(ConfigError, match="is unknown; choose one of csv, mlflow, tensorboard"):
+    assert logger_names("mlflow") == ("mlflow",)
+    assert logger_names(("tensorboard", "mlflow")) == ("tensorboard", "mlflow")
+    for value in ("wandb", 5, ["mlflow", None], {"mlflow": 1}):
+        with pytest.raises(ConfigError, match="is unknown; choose one of mlflow, tensorboard"):
             logger_names(value)
+    with pytest.raises(ConfigError, match=r"log=csv is gone: metrics\.jsonl .* leave it out"):
+        logger_names(["mlflow", "csv"])
+
+
+def test_an_installed_package_adds_a_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = f"{module.__name__}:TensorBoardLogger"
+    entry = EntryPoint("board", value, "fedsink.loggers")
+    found = {"fedsink.loggers": [entry]}
+    monkeypatch.setattr("fedsink.registry.entry_points", lambda group: found.get(group, []))
+    monkeypatch.delitem(vars(module.LOGGERS), "_installed", raising=False)
+    assert logger_names("board") == ("board",)
+    assert module.LOGGERS.find("board") is module.TensorBoardLogger
+    del vars(module.LOGGERS)["_installed"]
 
 
 def test_the_extras_exist() -> None:
@@ -225,6 +230,9 @@ class Listener(Observer):
     def end(self, ending: Ending) -> None:
         self._note(f"end {ending}")
 
+    def evaluated(self, path: Path, figures: Mapping[str, Any]) -> None:
+        self._note(f"evaluated {path}")
+
 
 def tell(observer: Observer) -> None:
     observer.begin(3)
@@ -232,9 +240,10 @@ def tell(observer: Observer) -> None:
     observer.picture(4, Path("x"))
     observer.keep()
     observer.end("finished")
+    observer.evaluated(Path("y"), {})
 
 
-ALL = ["begin 3", "metrics 4", "picture 4 x", "keep", "end finished"]
+ALL = ["begin 3", "metrics 4", "picture 4 x", "keep", "end finished", "evaluated y"]
 
 
 def test_all_are_told_everything_in_order() -> None:
@@ -252,7 +261,7 @@ def test_one_that_fails_is_left_out_and_said_once(
     assert broken.told == ALL[: ALL.index(event) + 1]
     assert other.told == ALL
     assert capsys.readouterr().err == (
-        "log=broken failed (OSError: [Errno 28] No space left): the run continues without it.\n"
+        "log=broken failed (OSError: [Errno 28] No space left) and is left out from now on.\n"
     )
 
 

@@ -12,7 +12,6 @@ from fedsink.server.folder import (
     SUMS,
     RunFolder,
     command_for,
-    names_part,
     note_sums,
     read_sums,
     store_config,
@@ -95,12 +94,6 @@ def test_a_received_configuration_shows_nothing_of_this_machine(tmp_path: Path, 
     ) as no:
         stored_config(folder)
     assert str(Path.home()) not in str(no.value).replace(str(tmp_path), "")
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", "a/", "a/.", None, 3])
-def test_a_path_names_no_part(name: object) -> None:
-    assert not names_part(name)
-    assert names_part("eps=1,clients=2")
 
 
 def test_rounds_after_a_checkpoint_are_forgotten(tmp_path: Path) -> None:

@@ -18,17 +18,16 @@ def begun(tmp_path: Path) -> RunFolder:
     """The folder of a run that has begun and got no further."""
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    store_config(folder, {"mode": "central", "study": None})
+    store_config(folder, {"mode": "central"})
     return folder
 
 
 def test_a_run_that_has_just_begun_has_nothing_to_say_yet(begun: RunFolder) -> None:
     run = RecordedRun.of(begun.path)
-    assert run.config == {"mode": "central", "study": None}
+    assert run.config == {"mode": "central"}
     assert not run.finished
-    assert not run.is_study
     assert (run.privacy, run.result, run.failure) == (None, None, None)
-    assert (run.rounds, run.pictures, run.evaluations, run.parts) == ((), {}, {}, {})
+    assert (run.rounds, run.pictures, run.evaluations) == ((), {}, {})
 
 
 def test_everything_that_a_run_leaves_is_read(begun: RunFolder) -> None:
@@ -87,14 +86,12 @@ def test_damage_in_one_file_hides_no_other(begun: RunFolder) -> None:
     assert RecordedRun.of(begun.path).result == {"rounds": 2}
 
 
-def test_a_study_has_parts(begun: RunFolder) -> None:
+def test_a_study_of_an_earlier_version_is_refused(begun: RunFolder) -> None:
     store_config(begun, {"study": {"name": "debugging"}, "plan": {"runs": {"a": {}, "b": {}}}})
-    part = RunFolder(begun.path / "b")
-    part.create()
-    store_config(part, {"mode": "ldp"})
-    study = RecordedRun.of(begun.path)
-    assert study.is_study
-    assert {name: run.config for name, run in study.parts.items()} == {"b": {"mode": "ldp"}}
+    with pytest.raises(CheckpointError, match="holds a study of an earlier version: name the fold"):
+        _ = RecordedRun.of(begun.path).config
+    store_config(begun, {"mode": "central", "study": None})
+    assert RecordedRun.of(begun.path).config == {"mode": "central"}
 
 
 def test_links_are_not_followed(begun: RunFolder) -> None:
@@ -115,15 +112,6 @@ def test_links_are_not_followed(begun: RunFolder) -> None:
     begun.config.symlink_to(begun.path.parent / "config.yaml")
     with pytest.raises(CheckpointError, match="holds no fedsink run"):
         RecordedRun.of(begun.path)
-
-
-@pytest.mark.parametrize("plan", [{"runs": {"../other": {}}}, {"runs": ["a"]}, "runs", 3])
-def test_parts_lie_in_the_study(begun: RunFolder, plan: object) -> None:
-    other = RunFolder(begun.path.parent / "other")
-    other.path.mkdir()
-    store_config(other, {"mode": "ldp"})
-    store_config(begun, {"study": {"name": "debugging"}, "plan": plan})
-    assert RecordedRun.of(begun.path).parts == {}
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,12 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
 @pytest.mark.medium
@@ -37,10 +39,9 @@ def rows(folder: Path) -> list[dict[str, str]]:
     ],
 )
 def test_every_engine_logs_what_it_records(keys: dict[str, Any], tmp_path: Path) -> None:
-    run = fedsink.simulate({**SMALL, **keys}, log=["csv"], folder=tmp_path / "run")
-    logged = rows(run.folder)
-    assert [int(row["round"]) for row in logged] == [record["round"] for record in run.metrics]
-    assert [float(row["loss"]) for row in logged] == [record["loss"] for record in run.metrics]
+    run = fedsink.simulate({**SMALL, **keys}, log=["tensorboard"], folder=tmp_path / "run")
+    recorded = [(record["round"], pytest.approx(record["loss"])) for record in run.metrics]
+    assert scalars(run.folder, "loss") == recorded
 
 
 class Broken(Observer):
@@ -62,18 +63,19 @@ def test_a_logger_that_fails_does_not_lose_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(loggers.LOGGERS, "broken", Broken)
-    run = fedsink.simulate(SMALL, engine="local", log=["broken", "csv"], folder=tmp_path / "run")
+    names = ["broken", "tensorboard"]
+    run = fedsink.simulate(SMALL, engine="local", log=names, folder=tmp_path / "run")
     assert run.finished
-    assert len(rows(run.folder)) == 12
+    assert len(scalars(run.folder, "loss")) == 12
     said = [line for line in capsys.readouterr().err.splitlines() if "log=broken" in line]
     assert said == [
-        "log=broken failed (RuntimeError: the server is gone): the run continues without it."
+        "log=broken failed (RuntimeError: the server is gone) and is left out from now on."
     ]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped after a round that no checkpoint holds: its row does not come twice."""
+    """Stopped after a round that no checkpoint holds: its figures do not come twice."""
     endings: list[str] = []
     from fedsink.reporting.loggers import Observers
     from fedsink.server.folder import RunFolder
@@ -88,13 +90,11 @@ def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(RunFolder, "log", stop)
     monkeypatch.setattr(Observers, "end", lambda self, how: (endings.append(how), end(self, how)))
     with pytest.raises(KeyboardInterrupt):
-        fedsink.simulate(SMALL, engine="local", log="csv", folder=tmp_path / "run")
+        fedsink.simulate(SMALL, engine="local", log="tensorboard", folder=tmp_path / "run")
     monkeypatch.setattr(RunFolder, "log", log)
-    with (tmp_path / "run" / "metrics.csv").open("a") as file:
-        file.write("8,0,0,0,0\n")  # told, and then killed before the checkpoint
     run = fedsink.resume(tmp_path / "run")
-    assert [int(row["round"]) for row in rows(run.folder)] == list(range(1, 13))
-    assert float(rows(run.folder)[7]["loss"]) == run.metrics[7]["loss"]
+    assert [step for step, _ in scalars(run.folder, "loss")] == list(range(1, 13))
+    assert scalars(run.folder, "loss")[7][1] == pytest.approx(run.metrics[7]["loss"])
     assert endings == ["stopped", "finished"]
 
 
@@ -106,7 +106,7 @@ def test_a_failed_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr("fedsink.server.running.train", _failing)
     with pytest.raises(RuntimeError, match="no more memory"):
-        fedsink.simulate(SMALL, engine="local", log="csv", folder=tmp_path / "run")
+        fedsink.simulate(SMALL, engine="local", log="tensorboard", folder=tmp_path / "run")
     assert endings == ["failed"]
 
 
@@ -126,6 +126,6 @@ def test_a_missing_package_is_refused_before_anything_runs(
 
 @pytest.mark.slow
 def test_the_configuration_keeps_its_loggers(tmp_path: Path) -> None:
-    run = fedsink.simulate(SMALL, engine="local", log="csv", folder=tmp_path / "run")
-    assert run.config["log"] == "csv"
+    run = fedsink.simulate(SMALL, engine="local", log="tensorboard", folder=tmp_path / "run")
+    assert run.config["log"] == "tensorboard"
     assert json.loads((run.folder / "metrics.json").read_text())["rounds"] == 12

@@ -185,8 +185,6 @@ def test_secure_noise_and_a_policy_reach_the_node(configured: Configure, tmp_pat
         configured(f"policy={path}", "+data.range=[0,9]")
     with pytest.raises(ConfigError, match=r"leave out data\.clients_file=x\.csv"):
         configured(f"policy={path}", "+data.clients_file=x.csv")
-    with pytest.raises(ConfigError, match=r"leave out data\.corrupt or policy="):
-        configured(f"policy={path}", "data.corrupt={kind: invert, share: 0.5}")
 
 
 @pytest.mark.medium
@@ -346,7 +344,6 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
             "must be null or a whole number of at least 1, not 0.5",
         ),
         ("engine=ray engine.num_cpus=1.5", "must be null or a whole number of at least 1, not 1.5"),
-        ("data.corrupt={1:2,a:3}", "Unknown key data.corrupt.1; there are"),
         (
             "partition=unequal +partition.sizes=[1,true]",
             "sizes must be a positive number, not True",
@@ -366,20 +363,6 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("partition.name=x", "partition.name='x' is unknown"),
         ("data.shape=[a]", "data.shape must be (channels, height, width)"),
         ("data.nominal_records=0", "data.nominal_records must be a whole number of at least 1"),
-        ("data.corrupt=invert", "data.corrupt is null or such as {kind: invert, share: 0.5}, not"),
-        ("data.corrupt={kind:invert,share:2}", "data.corrupt.share must be in [0, 1]"),
-        (
-            "clients=3 data.corrupt={kind:invert,clients:[3]}",
-            "data.corrupt.clients names client 3, and the 3 clients are 0 to 2",
-        ),
-        (
-            "clients=3 data.corrupt={kind:invert,share:0.1}",
-            "data.corrupt.share=0.1 of clients=3 alters nobody: raise it, or name data.corrupt.cl",
-        ),
-        (
-            "data=half_circle mode=ldp data.corrupt={kind:invert,share:0.5}",
-            "data.corrupt alters pictures, and the records of half_circle have shape (2,)",
-        ),
         ("mode=ldp mechanism.label_eps=35", "leaves nothing of eps=35 for the image"),
         ("mode=ldp mechanism.label_eps=-1", "must be a finite number > 0, received -1"),
         ("mode=ldp eps=10 sigma=0.1", "not eps=10 in all: leave eps or sigma out"),

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
-from fedsink.data.corruption import Corruption
 from fedsink.data.partition import ByUser
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError, DataError
 from fedsink.server.finished import open_run
-from fedsink.simulation.simulated_run import resume, start
+from fedsink.simulation.simulated_run import start
 
 from ..support.writers import some, write_hdf5, write_leaf
 from .conftest import Compose, Configure
@@ -89,38 +87,3 @@ def test_by_user_needs_a_source_that_tells_users_apart(composed: Compose, tmp_pa
     with pytest.raises(ConfigError, match="by_user deals whole users, and this source tells none"):
         start(composed(*SMALL), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_altered_clients_are_stated_and_stay_so_when_a_run_is_resumed(
-    composed: Compose, configured: Configure, tmp_path: Path
-) -> None:
-    corrupt = "data.corrupt={kind: invert, share: 0.5, seed: 3}"
-    expected = Corruption("invert", 0.5, 3)
-    assert configured(corrupt, "clients=4").node.corruption == expected
-    assert configured("clients=4").node.corruption is None
-    small = ("seed=0", "clients=4", "rounds=2")
-    folder = start(composed(corrupt, *small), tmp_path / "run")
-    stored = yaml.safe_load((folder / "config.yaml").read_text())
-    assert stored["data"]["corrupt"] == {"kind": "invert", "share": 0.5, "seed": 3}
-    partition = json.loads((folder / "partition.json").read_text())
-    assert partition["corrupted"] == sorted(expected.chosen(4))
-    altered = (folder / "generator.safetensors").read_bytes()
-    (folder / "metrics.json").unlink()  # as if it had been stopped before its end
-    resume(folder)
-    assert (folder / "generator.safetensors").read_bytes() == altered
-    clean = start(composed(*small), tmp_path / "clean")
-    assert json.loads((clean / "partition.json").read_text())["corrupted"] == []
-    assert (clean / "generator.safetensors").read_bytes() != altered
-
-
-@pytest.mark.medium
-def test_the_guarantee_does_not_depend_on_altered_clients(
-    composed: Compose, tmp_path: Path
-) -> None:
-    small = ("seed=0", "clients=4", "rounds=2")
-    clean = start(composed(*small), tmp_path / "clean")
-    altered = start(
-        composed("data.corrupt={kind: invert, clients: [1]}", *small), tmp_path / "altered"
-    )
-    assert (clean / "privacy.json").read_bytes() == (altered / "privacy.json").read_bytes()

@@ -136,11 +136,6 @@ class DPSinkhornSettings(CentralSettings):
         zeros = torch.zeros(self.layout.block_rows, view_from_dict(self.view).dimension)
         return pack_replies([GradientReply(zeros)] * count)
 
-    @property
-    def message_seconds(self) -> float:
-        """Estimate by the size of the reply, measured where many clients share a batch."""
-        return 13e-6 + 45e-9 * self.use_size * self.uses_per_message
-
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Refuses a client with more records than the plan's capacity counts on."""
         most = self.plan.nominal_records

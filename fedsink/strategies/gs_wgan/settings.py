@@ -98,6 +98,7 @@ class GSWGANSettings(CentralSettings):
 
     name: ClassVar[str] = "gs_wgan"
     title: ClassVar[str] = "GS-WGAN"
+    many_clients: ClassVar[float] = 100
     remembers: ClassVar[bool] = True
     sample: ClassVar[SampleOfRecords] = SampleOfCritics(
         "Gaussian on the sum of critics' gradients at the generated images, each clipped as a whole"
@@ -166,11 +167,6 @@ class GSWGANSettings(CentralSettings):
     def use_size(self) -> int:
         """d, coordinates of all rows."""
         return self.rows * view_from_dict(self.view).dimension
-
-    @property
-    def message_seconds(self) -> float:
-        """Estimate by the steps of all critics, measured with the recipe for the digits."""
-        return 45e-6 * self.critics.training.critics * self.critics.training.steps
 
     def statement(self, noise: str) -> dict[str, Any]:
         """Returns the content of privacy.json, with all adjacencies that cost the same ε."""
