@@ -92,10 +92,6 @@ class BadSignatureError(ReleaseRefusedError):
     """A request differs from the one that its operator signed, or is for another node."""
 
 
-class DailyLimitError(ReleaseRefusedError):
-    """A node has admitted as many new runs today as its owner allows."""
-
-
 class RunTakenError(ReleaseRefusedError):
     """A node knows the run's name for another plan, privacy unit, data or words of its policy."""
 

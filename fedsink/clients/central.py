@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -157,23 +156,16 @@ def central_charge(
     """
     share, beside = (1, 0.0) if shared is None else (shared.sharers, shared.divergence)
     charged = plan if trusted else plan.with_noise(1 / share)
-    summable = plan.overflow == 0  # else a full batch is paid for in δ, once for the whole plan
     spread = {} if shared is None else {**shared.entries(), "aggregation_trusted": trusted}
     return Charge(
         adjacency=plan.adjacency,
         plan={"mode": "central", **plan.to_dict(), **spread},
         event=charged.event,
-        use=charged.event.event if summable else None,
         rounds=plan.rounds,
         uses=plan.uses,
         delta=plan.delta,
         epsilon=lambda: charged.epsilon() + beside,
         rough_epsilon=charged.rough_epsilon,
-        part=lambda rounds, delta: central_charge(
-            part := replace(plan, rounds=rounds, delta=delta),
-            None if shared is None else replace(shared, plan=part),
-            trusted=trusted,
-        ),
     )
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge, Requester, Reservation, Use
+from fedsink.clients.ledger.charge import Budget, Charge, Reservation, Use
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import ReleaseRefusedError
@@ -90,7 +89,6 @@ class LedgerGate:
         budgets: ceilings by adjacency; None: the ledger admits one plan, whatever it costs.
         store: keeps released replies; None where their noise can be drawn again.
         on_change: ``"inherit"`` or ``"refuse"``, see `Ledger.bind`.
-        runs_per_day: number of new runs that the owner admits; None: any number.
     """
 
     def __init__(
@@ -100,14 +98,12 @@ class LedgerGate:
         budgets: Mapping[str, Budget] | None,
         store: ReplyStore | None,
         on_change: str = "inherit",
-        runs_per_day: int | None = None,
     ) -> None:
         self._ledger = ledger
         self._lineage = lineage
         self._budgets = budgets
         self._store = store
         self._on_change = on_change
-        self._runs_per_day = runs_per_day
         self._reservation: tuple[tuple[str, str, str], Reservation] | None = None
         self._bound: bytes | None = None
 
@@ -127,7 +123,7 @@ class LedgerGate:
             LedgerError: ledger or store cannot be read or written.
         """
         rounds = [round for round, _ in answer.places]
-        reservation = self._reserve(answer, charge, max(rounds))
+        reservation = self._reserve(answer, charge)
         # The plan is admitted before the data are loaded, the uses are claimed behind that.
         fingerprint = content()
         if fingerprint != self._bound:
@@ -162,18 +158,16 @@ class LedgerGate:
 
         return Admitted(digests, stored, keep)
 
-    def _reserve(self, answer: Answer, charge: Charge, round: int) -> Reservation:
-        """Returns the plan's reservation up to a round; the last one is kept in memory."""
+    def _reserve(self, answer: Answer, charge: Charge) -> Reservation:
+        """Returns the plan's reservation; the last one is kept in memory."""
         plan = (answer.run, charge.adjacency, charge.plan_json)
-        known = self._reservation
-        lacks = known is not None and known[1].step is not None and known[1].rounds < round
-        if known is None or known[0] != plan or lacks:
+        if self._reservation is None or self._reservation[0] != plan:
             budget = None if self._budgets is None else self._budgets[charge.adjacency]
-            requester = Requester(answer.operator, answer.name, self._runs_per_day)
-            held = self._ledger.reserve(self._lineage, answer.run, charge, budget, requester, round)
+            held = self._ledger.reserve(
+                self._lineage, answer.run, charge, budget, answer.operator, answer.name
+            )
             self._reservation = plan, held
-            return held
-        return known[1]
+        return self._reservation[1]
 
 
 class PassGate:

@@ -28,9 +28,8 @@ from fedsink.clients.gate import (
     seeded,
     use_digests,
 )
-from fedsink.clients.ledger.admission import date_of, today
 from fedsink.clients.ledger.charge import WORDS, Charge
-from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.ledger.ledger import Ledger, date_of, today
 from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import Policy
@@ -355,7 +354,7 @@ class Node:
         if self._policy is None:
             return None
         ledger = _open_ledger(self.settings)
-        charges = tuple(ledger.charged(self._lineage, run))
+        charges, rule = ledger.charged(self._lineage, run)
         if not charges and not also_none:
             return None
         said = ChargeStatement(
@@ -363,10 +362,9 @@ class Node:
             client=self.client,
             clients=self.settings.clients,
             noise=(EntropyKey if self._policy.noise == "secure" else SecretKey).kind,
-            aggregation=ledger.rule_of(self._lineage, run)
-            or self._policy.allowed.secure_aggregation,
+            aggregation=rule or self._policy.allowed.secure_aggregation,
             day=date_of(today()),
-            charges=charges,
+            charges=tuple(charges),
         )
         return said.signed(NodeIdentityKey.at(self._policy.state))
 
@@ -443,7 +441,7 @@ class Node:
             allowed,
             Sessions(policy.sessions),
             policy.price_words,
-            lambda run: bool(_open_ledger(settings).charged(self._lineage, run)),
+            lambda run: bool(_open_ledger(settings).charged(self._lineage, run)[0]),
         )
 
     @cached_property
@@ -460,8 +458,7 @@ class Node:
         ledger = _open_ledger(settings)
         if policy is None:
             return LedgerGate(ledger, self._lineage, None, store)
-        runs = policy.allowed.runs_per_day
-        return LedgerGate(ledger, self._lineage, policy.budgets, store, policy.on_change, runs)
+        return LedgerGate(ledger, self._lineage, policy.budgets, store, policy.on_change)
 
 
 TOLD: set[DataSpec] = set()

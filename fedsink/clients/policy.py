@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Budget
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models.generators import GENERATORS
@@ -38,7 +38,6 @@ class Allowed:
         maximum_rate: largest sampling rate q.
         labels: class indices that may be used; None: all.
         capacity: a plan must fix its batch capacity.
-        runs_per_day: number of new runs admitted in a day; None: any number.
         secure_aggregation: rule for replies with a share of the noise. "refused": never.
             "untrusted": allowed, judged and charged by only the noise of this reply. "masked":
             allowed only in a sum under masks (`Aggregation`), judged and charged by the noise of
@@ -57,7 +56,6 @@ class Allowed:
     labels: frozenset[int] | None
     capacity: bool
     secure_aggregation: str
-    runs_per_day: int | None = None
 
 
 @dataclass(frozen=True)
@@ -158,8 +156,8 @@ class Policy:
         """The policy's words that the price of a reply with a share of the noise depends on.
 
         They are part of the reservation. Every other word either decides anew at each message, or
-        is part of the reservation in another way: lineage, budget and its rule by the account,
-        `rounds_per_reservation` by the first instalment, the records by their fingerprint.
+        is part of the reservation in another way: lineage and budget by the account, the records by
+        their fingerprint.
         """
         words: dict[str, Any] = {"secure_aggregation": self.allowed.secure_aggregation}
         if words["secure_aggregation"] == "masked" and self.aggregation is not None:
@@ -243,7 +241,7 @@ class Policy:
         budget = self.budgets.get(adjacency)
         if budget is None:
             self._refuse(f"budget.{adjacency}", "there is no such budget")
-        elif budget.admission == "reserve" and delta > budget.delta:
+        elif delta > budget.delta:
             self._refuse(f"budget.{adjacency}.delta", f"the plan has δ = {delta:g}")
 
     def check_labels(self, labels: set[int] | None) -> None:

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 from fedsink.clients.answer import Answer
 from fedsink.clients.answers import ANSWERS, answers_by_word, find_answer
-from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Budget
 from fedsink.clients.policy import Aggregation, Allowed, Policy
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
-from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
+from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.protocol.signatures import read_key
 from fedsink.secagg.identities import Authority, Peers
 from fedsink.secagg.parameters import LEAST_COHORT, NO_CERTIFICATE, Trust
@@ -36,13 +36,22 @@ WORDS = (
     *("lineage", "on_change", "root", "name", "shape", "classes", "nominal_records", "download"),
     "range",
     *("folder", "state_days", "backend"),
-    *("epsilon", "delta", "admission", "order", "rounds_per_reservation", *ADJACENCIES),
+    *("epsilon", "delta", *ADJACENCIES),
     *("mechanisms", "generators", "labels", "minimum_noise_multiplier", "minimum_clip_bound"),
-    *("maximum_clip_bound", "maximum_rounds", "maximum_rate", "capacity", "runs_per_day"),
+    *("maximum_clip_bound", "maximum_rounds", "maximum_rate", "capacity"),
     *("secure_aggregation", "aggregation", "peers", "authority", "certificate", "minimum_cohort"),
     *("threshold", "tolerate_dropouts"),
 )
 """Every key of a policy except the limits that answers state."""
+_WHOLE = "each plan is charged whole before its first release, and plans add up"
+_ASKS = "name those who may ask in [operators.keys]"
+GONE = {
+    "admission": f"{_WHOLE}: delete the line; what the ledger has charged stays",
+    "order": f"the Rényi filter is gone, and {_WHOLE}: delete the line",
+    "rounds_per_reservation": f"{_WHOLE}: delete the line, and {_ASKS}",
+    "runs_per_day": f"it limited how fast a budget was used, not how much of it: {_ASKS}",
+}
+"""Keys of former versions, and what replaces them."""
 
 
 def read_policy(path: Path) -> Policy:
@@ -178,15 +187,10 @@ def _budgets(tables: TomlTable) -> dict[str, Budget]:
         if (table := tables.optional_table(name)) is None:
             continue
         epsilon, delta = table.number("epsilon"), table.number("delta")
-        admission = table.text("admission", "reserve")
-        order = table.number("order", None)
-        step = table.whole("rounds_per_reservation", None)
         try:
-            budgets[name] = Budget(epsilon, delta, admission, order, step)
+            budgets[name] = Budget(epsilon, delta)
         except PrivacyError as error:
             table.fail(str(error))
-        if admission == "rdp-filter" and name != ADD_REMOVE:
-            table.fail(f"the filter is known for {ADD_REMOVE} only: use admission = 'reserve'.")
         table.finish()
     tables.finish()
     if not budgets:
@@ -222,7 +226,6 @@ def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Al
         maximum_rate=table.number("maximum_rate", 1.0),
         labels=None if listed is None else frozenset(map(data.classes.index, listed)),
         capacity=table.choice("capacity", ("required", "optional"), "optional") == "required",
-        runs_per_day=table.whole("runs_per_day", None),
         secure_aggregation=table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0]),
     )
     table.finish()
@@ -266,8 +269,10 @@ class TomlTable:
         raise ConfigError(f"{self.file}{place}: {why}")
 
     def finish(self) -> None:
-        """Refuses a key that nobody has taken."""
+        """Refuses a key that nobody has taken, and one of before by what replaces it."""
         for key in self._left:
+            if key in GONE:
+                self.fail(f"{key} is no key any more: {GONE[key]}.")
             near = difflib.get_close_matches(key, self._known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             self.fail(f"unknown key {key!r}.{hint} Keys: {', '.join(self._known)}.")

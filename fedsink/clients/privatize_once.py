@@ -108,7 +108,6 @@ def local_charge(plan: LocalPlan) -> Charge:
         adjacency=REPLACE_ONE,
         plan={"mode": "ldp", **plan.to_dict()},
         event=mechanism.event,
-        use=None,
         rounds=1,
         uses=1,
         delta=plan.delta,

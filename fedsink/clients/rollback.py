@@ -29,9 +29,6 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
     """Refuses a ledger that does not know a reply beside it: it would spend a budget again.
 
     A use is claimed before its reply is stored, so such a ledger is older than the reply, or new.
-
-    Raises:
-        LedgerError: there is a reply that the ledger does not know.
     """
     replies = store.digests()  # listed first: these replies were claimed before
     if not ledger.knows(use_digests(digest, 1)[0] for digest in replies):
@@ -42,15 +39,7 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
 
 
 def refuse_forgotten(ledger: Ledger, states: Path) -> None:
-    """Refuses an empty ledger beside states that were learned from the data under lost charges.
-
-    Args:
-        ledger: the node's.
-        states: folder of its answers' states; see `fedsink.clients.states`.
-
-    Raises:
-        LedgerError: there is a state, and the ledger is empty.
-    """
+    """Refuses an empty ledger beside states that were learned from the data under lost charges."""
     if ledger.head()[0] == 0 and any(states.glob("*/*.state")):
         raise LedgerError(
             f"The ledger is empty beside states that were learned from the data ({states}): "
@@ -72,20 +61,14 @@ class Receipts:
         - A text that is no receipt of this node changes nothing.
         - A receipt reveals nothing of the ledger without the key.
 
-    Args:
-        folder: the node's state, where its key and a receipt that is ahead of the ledger lie.
-        lineage: the owner's name of the data.
-
-    Raises:
-        PrivacyError: the key cannot be made or read.
+    The node's key, and a receipt that is ahead of the ledger, lie in `folder`, its state.
     """
 
     def __init__(self, folder: Path, lineage: str) -> None:
         path = folder / "receipt.key"
         if not path.exists():
-            with contextlib.suppress(
-                PrivacyError
-            ):  # another process was first; otherwise loading raises
+            # Another process may be first; otherwise loading raises.
+            with contextlib.suppress(PrivacyError):
                 SecretKey.create(path, lineage)
         self._key = SecretKey.load(path).secret
         self._folder = folder

@@ -15,8 +15,7 @@ from fedsink.clients.ledger.account_report import (
     refusals,
     report,
 )
-from fedsink.clients.ledger.check import problems
-from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.database import Database, problems
 from fedsink.commands import ACTIONS
 from fedsink.commands.command_keys import parse, whole
 from fedsink.errors import ConfigError, LedgerError
@@ -32,7 +31,7 @@ HELP = """Usage: fedsink ledger show|check|export policy=FILE | file=FILE [out=F
 
 show    one table of the accounts (lineage, adjacency, ceiling, rest), one of their runs (operator,
         method, cost), and today's refusals; before any run, the rest of the policy's budgets
-check   tests every invariant; exit code 1 and a sentence for each that does not hold
+check   tests that the file is sound and no account overspent; exit code 1 and a sentence if not
 export  accounts, plans and events as JSON to out=, or to the terminal, without fingerprints
 
 statement prints the node's signed entry for a run's nodes.json, as a server gets it at the end of
@@ -42,12 +41,13 @@ an owner states. client= and clients= are those of fedsink node.
 forget-states removes the states that answers keep of the node's data between messages. It removes
 no charge; a run that continues starts again.
 
-The ledger is named by the node's policy=, or directly by file=, and is never changed. "ε so far" is
-information: the guarantee is the plan's ε, also for a run that stopped early.
+The ledger is named by the node's policy=, or directly by file=, and is never changed. A run that
+stopped early is charged whole: the guarantee is the plan's ε.
 
 Example: fedsink ledger show policy=policy.toml"""
 
 _ACTIONS = ACTIONS["ledger"]
+_NOTHING = "Nothing has been charged yet."
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
@@ -66,22 +66,33 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if "out" in keys and action != "export":
         raise ConfigError(f"out= belongs to fedsink ledger export, not to {action}.")
     path, policy = _named(keys)
-    if policy is not None and not path.exists():
-        return _unused(action, path, policy, keys.get("out"))
-    if not path.exists():
+    database = Database(path, writable=False) if path.exists() else None
+    if database is None and policy is None:
         raise LedgerError(
             f"No such file: {path}. A node makes its ledger at the first request that it answers: "
             "correct the path, or name the node's policy=."
         )
-    database = Database(path, writable=False)
     try:
+        if action == "export":
+            empty = {"format": FORMAT, "accounts": []}
+            _export(empty if database is None else export(database), keys.get("out"))
+            return 0
+        damages = [] if database is None else problems(database)
         if action == "show":
-            return _show(database, policy)
-        if action == "check":
-            return _check(database)
-        return _export(export(database), keys.get("out"))
+            if damages:
+                raise LedgerError(
+                    f"the ledger {path} is damaged ({damages[0]}): restore it from a backup."
+                )
+            print(_shown(database, policy))
+            return 0
+        for problem in damages:
+            print(f"{path}: {problem}.")
+        if not damages:
+            print(_NOTHING if database is None else f"{path} is sound.")
+        return 1 if damages else 0
     finally:
-        database.close()
+        if database is not None:
+            database.close()
 
 
 def _state(rest: Sequence[str]) -> int:
@@ -129,119 +140,66 @@ def _named(keys: Mapping[str, Path]) -> tuple[Path, Policy | None]:
     return policy.ledger, policy
 
 
-def _unused(action: str, path: Path, policy: Policy, out: Path | None) -> int:
-    """A node that has answered nothing has no ledger yet."""
-    if action == "export":
-        return _export({"format": FORMAT, "accounts": []}, out)
-    print(f"Nothing has been charged yet: the node has not made its ledger, {path}.")
-    if action == "show":
-        print(f"\n{format_table(_untouched(policy, []))}")
-    return 0
-
-
-def _untouched(policy: Policy, accounts: Sequence[AccountReport]) -> list[dict[str, Any]]:
-    """The budgets of a policy that nothing has been charged to."""
-    opened = {account.adjacency for account in accounts if account.lineage == policy.lineage}
-    return [
-        _account(
-            AccountReport(
-                lineage=policy.lineage,
-                adjacency=adjacency,
-                admission=budget.admission,
-                order=budget.order,
-                epsilon=budget.epsilon,
-                delta=budget.delta,
-                spent_epsilon=0.0,
-                spent_delta=0.0,
-                runs=(),
-            )
-        )
-        for adjacency, budget in policy.budgets.items()
-        if adjacency not in opened
+def _shown(database: Database | None, policy: Policy | None) -> str:
+    accounts = [] if database is None else report(database)
+    runs = [
+        {
+            "run": run.run,
+            "asked by": run.operator or "unsigned",
+            "method": _method(run),
+            "day": run.day,
+            "lineage": account.lineage,
+            "adjacency": account.adjacency,
+            "charged ε": run.epsilon,
+            "charged δ": run.delta,
+            "rounds": f"{run.claimed} of {run.rounds}",
+        }
+        for account in accounts
+        for run in account.runs
     ]
+    opened = {(account.lineage, account.adjacency) for account in accounts}
+    if policy is not None:
+        accounts += [
+            AccountReport(policy.lineage, adjacency, budget.epsilon, budget.delta, 0.0, 0.0, ())
+            for adjacency, budget in policy.budgets.items()
+            if (policy.lineage, adjacency) not in opened
+        ]
+    lines = [
+        {
+            "lineage": account.lineage,
+            "adjacency": account.adjacency,
+            "ceiling ε": account.epsilon,
+            "ceiling δ": account.delta,
+            "charged ε": account.spent_epsilon,
+            "charged δ": account.spent_delta,
+            "left ε": _left(account.epsilon, account.spent_epsilon),
+            "left δ": _left(account.delta, account.spent_delta),
+        }
+        for account in accounts
+    ]
+    parts = [] if runs else [_NOTHING]
+    parts += [format_table(table) for table in (lines, runs) if table]
+    if database is not None:
+        today = [f"{name.removesuffix('Error')} {n}" for name, n in refusals(database).items()]
+        parts.append(f"Refused today (UTC): {', '.join(today) or 'nothing'}.")
+    return "\n\n".join(parts)
 
 
-def _show(database: Database, policy: Policy | None) -> int:
-    if damages := problems(database):
-        raise LedgerError(
-            f"the ledger {database.path} is damaged ({damages[0]}): restore it from a backup."
-        )
-    accounts = report(database)
-    untouched = [] if policy is None else _untouched(policy, accounts)
-    if not accounts:
-        print("Nothing has been charged yet.")
-        if untouched:
-            print(f"\n{format_table(untouched)}")
-        _show_refusals(database)
-        return 0
-    print(format_table([*map(_account, accounts), *untouched]))
-    runs = [_run(account, number) for account in accounts for number in range(len(account.runs))]
-    print(f"\n{format_table(runs)}")
-    _show_refusals(database)
-    print("\nε so far is information: the guarantee is the plan's ε, also after an early stop.")
-    return 0
-
-
-def _show_refusals(database: Database) -> None:
-    today = refusals(database)
-    counted = ", ".join(
-        f"{reason.removesuffix('Error')} {times}" for reason, times in today.items()
-    )
-    print(f"\nRefused today (UTC): {counted or 'nothing'}.")
-
-
-def _account(account: AccountReport) -> dict[str, Any]:
-    rule = account.admission
-    return {
-        "lineage": account.lineage,
-        "adjacency": account.adjacency,
-        "admission": rule if account.order is None else f"{rule} α={account.order:g}",
-        "ceiling ε": account.epsilon,
-        "ceiling δ": account.delta,
-        "charged ε": account.spent_epsilon,
-        "charged δ": account.spent_delta,
-        "left ε": _left(account.epsilon, account.spent_epsilon),
-        "left δ": _left(account.delta, account.spent_delta),
-    }
-
-
-def _run(account: AccountReport, number: int) -> dict[str, Any]:
-    run = account.runs[number]
-    return {
-        "run": run.run,
-        "asked by": run.operator or "unsigned",
-        "method": run.method if run.share == 1 else f"{run.method}, {_shared(run)}",
-        "day": run.day,
-        "lineage": account.lineage,
-        "adjacency": account.adjacency,
-        "charged ε": run.epsilon,
-        "charged δ": run.delta,
-        "rounds": f"{run.claimed} of {run.rounds}",
-        "ε so far": run.epsilon_so_far,
-    }
-
-
-def _shared(run: RunReport) -> str:
-    return f"charged as a sum of {run.share}" if run.of_sum else f"a share of noise of {run.share}"
+def _method(run: RunReport) -> str | None:
+    share = run.plan.get("share", 1)
+    if share == 1:
+        return run.method
+    of_sum = run.plan.get("aggregation_trusted")
+    return f"{run.method}, {'charged as a sum' if of_sum else 'a share of noise'} of {share}"
 
 
 def _left(ceiling: float | None, spent: float | None) -> float | None:
     return None if ceiling is None or spent is None else max(0.0, ceiling - spent)
 
 
-def _check(database: Database) -> int:
-    damages = problems(database)
-    for problem in damages:
-        print(f"{database.path}: {problem}.")
-    if not damages:
-        print(f"{database.path} is sound.")
-    return 1 if damages else 0
-
-
-def _export(accounts: Mapping[str, Any], out: Path | None) -> int:
+def _export(accounts: Mapping[str, Any], out: Path | None) -> None:
     text = json.dumps(accounts, indent=2, sort_keys=True, ensure_ascii=False)
     if out is None:
         print(text)
     else:
         write_atomic(out.expanduser(), f"{text}\n".encode())
-    return 0

@@ -6,7 +6,6 @@ import logging
 
 from fedsink.errors import (
     BadSignatureError,
-    DailyLimitError,
     ProtocolVersionError,
     ReleaseRefusedError,
     RolledBackError,
@@ -40,7 +39,6 @@ ROLLED_BACK = 1011
 UNSIGNED = 1012
 UNKNOWN_OPERATOR = 1013
 BAD_SIGNATURE = 1014
-TOO_MANY_RUNS = 1015
 RUN_TAKEN = 1016
 ROSTER_REFUSED = 1017
 SHARES_REFUSED = 1018
@@ -64,7 +62,6 @@ MEANING = {
     UNSIGNED: "answers only requests of named operators, and this one is not signed",
     UNKNOWN_OPERATOR: "does not know the operator who signed the request",
     BAD_SIGNATURE: "was sent another request than the one that was signed for it",
-    TOO_MANY_RUNS: "admits no new run today, by its owner's limit",
     RUN_TAKEN: "knows this run's name for another plan, privacy unit, data or words of its policy",
     ROSTER_REFUSED: "was sent a roster that changes its keys, or names a stranger or a key twice",
     SHARES_REFUSED: "was sent shares that its peers did not encrypt for it in this message",
@@ -87,7 +84,6 @@ _REFUSALS: dict[type[Exception], int] = {
     UnsignedRequestError: UNSIGNED,
     UnknownOperatorError: UNKNOWN_OPERATOR,
     BadSignatureError: BAD_SIGNATURE,
-    DailyLimitError: TOO_MANY_RUNS,
     RunTakenError: RUN_TAKEN,
     RosterError: ROSTER_REFUSED,
     SecretSharesError: SHARES_REFUSED,

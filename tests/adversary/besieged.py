@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedsink.clients.app import client_app
 from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.check import problems
-from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.database import Database, problems
 from fedsink.clients.node import open_node
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
@@ -130,16 +129,10 @@ class BesiegedNode:
         """Every place that is charged, and whether its reply may have left."""
         with self.reader() as database:
             rows = [] if database is None else database.rows(
-                "SELECT adjacency, name, claims.round, releases.run IS NOT NULL FROM claims"
-                " JOIN runs ON claims.run = runs.id JOIN accounts ON account = accounts.id"
-                " LEFT JOIN releases ON (releases.run, releases.round) = (runs.id, claims.round)"
+                "SELECT adjacency, name, round, released FROM claims"
+                " JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
             )  # fmt: skip
         return {(adjacency, run, round): bool(out) for adjacency, run, round, out in rows}
-
-    def prices(self) -> int:
-        """Number of plans that the node has priced exactly so far."""
-        with self.reader() as database:
-            return 0 if database is None else database.rows("SELECT COUNT(*) FROM prices")[0][0]
 
     def check_ledger(self) -> None:
         """The ledger is sound, and no account is overspent."""

@@ -26,7 +26,6 @@ from torch import Tensor
 from fedsink.clients import privatize_once as privatizer
 from fedsink.clients.answer import Task
 from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.admission import ONE_PLAN
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
@@ -61,8 +60,6 @@ user are others; all records are.
 """
 OWNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "whole": ("fast", {}),
-    "instalments": ("fast", {"rounds_per_reservation": 2}),
-    "filter": ("fast", {"admission": "rdp-filter", "order": 4.0}),
     "signed": ("fast", {}),
     "keyed": ("keyed", {}),
     "files": ("keyed", {"states_at_once": True}),
@@ -70,6 +67,11 @@ OWNERS: dict[str, tuple[str, dict[str, Any]]] = {
 """The noise of each kind of node, and what else its owner decides: "files" is a keyed node that
 writes down what its critics learn.
 """
+POLICY: dict[str, Any] = {
+    "budget": {name: limits(1e6, 0.01) for name in ADJACENCIES},
+    "allow": {"secure_aggregation": "untrusted", "maximum_images": 24},
+}
+"""What a policy allows beyond the usual: all adjacencies, and shares of noise."""
 KEY, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
 
 
@@ -138,13 +140,13 @@ class Charged:
     """Charge of one plan, read from the ledger.
 
     Attributes:
-        id: of its reservation.
+        id: of its run in the ledger.
         multiplier: σ of its Gaussian event, against all that one unit contributes to a use; 0 for
             another one.
         rate: of the event, or at which critics are asked; 1 where nothing is sampled.
         critics: whether critics answered: one that is asked in secret adds half of what σ is
             stated against.
-        epsilon, delta: charged by now; None under the filter and where there is no ceiling.
+        epsilon, delta: charged; ε is None where there is no ceiling.
     """
 
     id: int
@@ -244,7 +246,7 @@ class History:
                 f"besieged-{holding}",
                 lambda spec, split, h=holding: held(h, self.version, shape, named=named),
             )
-            own = _policy(decided) if noise != "keyed" else dict(decided)
+            own = POLICY if noise != "keyed" else dict(decided)
             if owner == "files":
                 own["states"] = folder / holding / "states"
             named_to = operators if self._signed else None
@@ -367,7 +369,7 @@ class History:
                     self._compare_use(place, each, charges[place], other)
         for adjacency in {place[0] for place in asked}:
             account = spent[adjacency]
-            if account.admission != ONE_PLAN:  # the owner has stated no ceiling
+            if account.epsilon is not None:  # the owner has stated a ceiling
                 used = {p: charges[p] for p in first.asked if p[0] == adjacency}
                 self._check_charge(used, account.spent_epsilon or 0.0, account.spent_delta or 0.0)
 
@@ -467,17 +469,6 @@ class History:
         sources.load.cache_clear()
 
 
-def _policy(decided: dict[str, Any]) -> dict[str, Any]:
-    """Limits of a policy beyond the usual ones: all adjacencies, and shares of noise."""
-    everywhere = {} if "order" in decided else decided
-    budget = {name: limits(1e6, 0.01, **everywhere) for name in ADJACENCIES}
-    budget["add-remove"] = limits(1e6, 0.01, **decided)
-    return {
-        "budget": budget,
-        "allow": {"secure_aggregation": "untrusted", "maximum_images": 24},
-    }
-
-
 def _asked(kind: Kind, content: RecordDict) -> dict[Place, Asked]:
     """The places of an answered message's uses."""
     if kind == PRIVATIZE:
@@ -498,9 +489,8 @@ def _asked(kind: Kind, content: RecordDict) -> dict[Place, Asked]:
 def _charges(database: Database) -> dict[Place, Charged]:
     """Charges of every place, by place."""
     rows = database.rows(
-        "SELECT adjacency, name, claims.round, charged.id, charged.event, charged.epsilon,"
-        " charged.delta, charged.plan FROM claims JOIN runs ON claims.run = runs.id"
-        " JOIN accounts ON account = accounts.id JOIN charged ON claims.reservation = charged.id"
+        "SELECT adjacency, name, round, runs.id, event, runs.epsilon, runs.delta, plan"
+        " FROM claims JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
     )
     return {
         (adjacency, run, round): Charged(id, *_gaussian(event, plan), epsilon, delta)

@@ -22,10 +22,8 @@ from typing import Any
 import pytest
 
 from fedsink.clients.central import central_charge
-from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge, Use
-from fedsink.clients.ledger.check import problems
-from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.charge import Budget, Charge, Use
+from fedsink.clients.ledger.database import Database, problems
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import close_nodes
 from fedsink.errors import BudgetError, LedgerError, ReleaseRefusedError
@@ -127,13 +125,10 @@ def test_two_processes_admit_a_thousand_uses_and_none_is_lost_or_doubled(tmp_pat
         kept = database.rows("SELECT name, round, digest FROM claims JOIN runs ON run = id")
         assert sorted(kept) == sorted(won[0] + won[1])
         assert len({(run, round) for run, round, _ in kept}) == 1000
-        assert database.rows("SELECT COUNT(*) FROM releases") == [(1000,)]
-        counts = database.rows(
-            "SELECT name, counts.uses FROM counts"
-            " JOIN reservations ON reservation = reservations.id JOIN runs ON run = runs.id"
-        )
+        assert database.rows("SELECT COUNT(*) FROM claims WHERE released") == [(1000,)]
+        counts = database.rows("SELECT name, counts.uses FROM counts JOIN runs ON run = runs.id")
         assert sorted(counts) == [("left", 300), ("right", 300), ("shared", 400)]
-        assert database.rows("SELECT epsilon FROM reservations") == [(price,)] * 3
+        assert database.rows("SELECT epsilon FROM runs") == [(price,)] * 3
 
 
 def admit_all(
@@ -154,19 +149,11 @@ def admit_all(
     return admitted
 
 
-@pytest.mark.medium
-@pytest.mark.quick("rdp-filter")
-@pytest.mark.parametrize("rule", ["reserve", "rdp-filter"])
-def test_two_processes_fill_a_budget_to_the_brim_and_no_further(tmp_path: Path, rule: str) -> None:
+def test_two_processes_fill_a_budget_to_the_brim_and_no_further(tmp_path: Path) -> None:
     """The budget has room for 25 of 60 runs; each process wants 40 of them."""
     path = tmp_path / "ledger.sqlite"
     charge = central_charge(replace(PLAN, rounds=1))
-    if rule == "reserve":
-        budget = Budget(25.5 * charge.epsilon(), 1e-3)
-    else:
-        order = 8.0
-        wide = Budget(1e3, 1e-3, "rdp-filter", order)
-        budget = Budget(wide.epsilon_of(25.5 * wide.cost(charge.use)), 1e-3, "rdp-filter", order)
+    budget = Budget(25.5 * charge.epsilon(), 1e-3)
     names = [f"run {number}" for number in range(60)]
     together = barrier(2)
     admitted = in_processes(
@@ -441,10 +428,10 @@ def test_a_damaged_page_is_named_and_nothing_is_released(
 ) -> None:
     """The head of a page says where its rows are, its tail holds them."""
     found = pages(used.ledger)
-    assert {"schema", "accounts", "contents", "runs", "reservations", "claims"} < found.keys()
+    assert {"schema", "accounts", "contents", "runs", "claims", "seals"} < found.keys()
     restore = used.back_up()
     for name, page in found.items():
-        if first > 0 and name in ("instalments", "refusals"):
+        if first > 0 and name == "refusals":
             continue  # nothing was written to it, so its tail holds no rows
         content = bytearray(used.ledger.read_bytes())
         content[page + first : page + last] = b"\xff" * (last - first)
@@ -464,7 +451,7 @@ def flip(file: Path, position: int, bit: int = 1) -> None:
 
 
 @pytest.mark.quick("accounts")
-@pytest.mark.parametrize("table", ["accounts", "runs", "reservations"])
+@pytest.mark.parametrize("table", ["accounts", "runs"])
 def test_a_bit_that_hides_a_row_from_its_index_gives_no_new_budget(
     used: OwnersNode, table: str
 ) -> None:
@@ -474,21 +461,6 @@ def test_a_bit_that_hides_a_row_from_its_index_gives_no_new_budget(
     assert is_named(used.ledger)
     [answers] = used.ask_at_once(UNASKED)
     assert [answer.reply for answer in answers or [None]] == [None] * 6
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("flips", [8, pytest.param(400, marks=pytest.mark.slow)])
-def test_no_flipped_bit_gives_a_second_answer_or_a_new_budget(used: OwnersNode, flips: int) -> None:
-    """SQLite keeps no checksum, and a number becomes another; the ledger's seals notice."""
-    random = Random(13)
-    content = used.ledger.read_bytes()
-    written = [position for position, byte in enumerate(content) if byte]
-    restore = used.back_up()
-    for _ in range(flips):
-        flip(used.ledger, random.choice(written), 1 << random.randrange(8))
-        answers = used.ask_at_once(UNASKED[1:])
-        assert [answer.reply for answer in answers[0] or [None]] == [None] * 5
-        restore()
 
 
 WAL_HEADER, WAL_FRAME = 32, 24 + 4096

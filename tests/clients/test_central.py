@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from fedsink.clients.central import central_charge
-from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.ledger import Ledger
-from fedsink.errors import BudgetError
-from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, RecordClip
+from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.privacy.accounting.accountants import poisson_gaussian
 from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.integer_gaussian import IntegerGaussian
@@ -21,13 +17,11 @@ from ..support.requests import GRID
 PLAN = PrivacyPlan(0.2, 2.0, 30, RecordClip(0.5), ClassSchedule(3), 1e-5)
 SHARED = IntegerGaussian(PLAN, 2, GRID, 8)
 FULL = replace(PLAN, capacity=30, nominal_records=60)
-FILTER = Budget(8.0, 1e-5, "rdp-filter", 8.0)
 
 
 def test_a_central_charge_is_what_the_plan_states() -> None:
     charge = central_charge(PLAN)
     assert charge.event == poisson_gaussian(0.2, 2.0, 10)
-    assert charge.use == charge.event.event
     assert (charge.rounds, charge.uses, charge.delta) == (30, 10, 1e-5)
     assert (charge.adjacency, charge.epsilon()) == ("add-remove", PLAN.epsilon())
 
@@ -35,23 +29,6 @@ def test_a_central_charge_is_what_the_plan_states() -> None:
 def test_an_overflow_is_charged_with_its_plan() -> None:
     assert FULL.overflow > 0
     assert central_charge(FULL).epsilon() == FULL.epsilon() > PLAN.epsilon()
-
-
-def test_a_plan_whose_batches_may_overflow_is_no_sum_of_its_uses() -> None:
-    """An overflow is paid for in δ, once for the whole plan; no use's divergence holds it."""
-    assert central_charge(FULL).use is None
-    with pytest.raises(BudgetError, match="not the sum of its uses"):
-        FILTER.cost(central_charge(FULL).use)
-
-
-def test_a_filter_admits_no_plan_whose_batches_may_overflow(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.sqlite", durable=False)
-    with pytest.raises(BudgetError, match="not the sum of its uses"):
-        ledger.reserve("ward", "full", central_charge(FULL), FILTER)
-    ledger.reserve("ward", "free", central_charge(PLAN), FILTER)
-    never = replace(FULL, clip=BatchClip(0.5))  # where a capacity costs nothing
-    ledger.reserve("ward", "batch", central_charge(never), FILTER)
-    ledger.close()
 
 
 def test_charges_of_different_plans_are_told_apart() -> None:

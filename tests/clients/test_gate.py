@@ -18,8 +18,7 @@ from flwr.app import RecordDict
 
 from fedsink.clients.central import central_charge
 from fedsink.clients.gate import LedgerGate, reservation_name
-from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Place
+from fedsink.clients.ledger.charge import Budget, Place
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, close_nodes, grant
 from fedsink.clients.node_cohort import NodeCohort

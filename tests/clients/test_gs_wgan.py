@@ -722,16 +722,6 @@ def test_one_runs_critics_never_go_on_with_other_records(
     assert asked(settings, request(1, run="another")) is None
 
 
-def test_two_plans_of_one_run_have_critics_of_their_own(owned: Callable[..., NodeSettings]) -> None:
-    """A filter admits any number of plans in a run."""
-    rule = {"epsilon": 1e9, "delta": 1e-4, "admission": "rdp-filter", "order": 2.0}
-    usual = {"epsilon": 1.0, "delta": 0.0}
-    node = Node(owned(budget={"replace-one": usual, "add-remove": rule}), 0)
-    for round, plan in ((1, PLAN), (2, replace(PLAN, noise_multiplier=2.0)), (3, PLAN)):
-        replied(node, request(round, plan))
-    assert int(trained(node, request(3))["rounds"]) == 2
-
-
 def test_a_simulated_run_has_one_plan_and_one_unit(settings: NodeSettings) -> None:
     """A seeded run keeps no ledger; states are found by the charge a ledger would have made."""
     for plan in (OF_CLIENTS, replace(PLAN, rounds=13)):

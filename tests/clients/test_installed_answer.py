@@ -84,7 +84,7 @@ class Counts(BatchedAnswer):
 
     def charge(self, *, trusted):
         event = NOISE.event
-        return Charge("replace-one", {"mode": "counts"}, event, event, 9, 9, 0.0, lambda: 18.0)
+        return Charge("replace-one", {"mode": "counts"}, event, 9, 9, 0.0, lambda: 18.0)
 
     def compute(self, task):
         round, state = self.request.round, task.state("counts")
@@ -170,7 +170,7 @@ def test_an_installed_answer_that_the_policy_names_is_given_and_charged(
     assert not torch.equal(counts(ask(settings, question(round=2))), first)
     assert settings.ledger is not None
     with sqlite3.connect(settings.ledger) as database:
-        assert database.execute("SELECT epsilon FROM reservations").fetchall() == [(18.0,)]
+        assert database.execute("SELECT epsilon FROM runs").fetchall() == [(18.0,)]
         assert database.execute("SELECT COUNT(*) FROM claims").fetchone() == (2,)
 
 

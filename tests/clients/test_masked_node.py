@@ -182,7 +182,7 @@ def test_the_plan_of_the_sum_is_charged(tmp_path: Path, make_request: Make) -> N
         database = Database(nodes.folders[0] / "state" / "ledger.sqlite", writable=False)
         [account] = report(database)
         [run] = account.runs
-        assert (run.share, run.of_sum) == (4, mode == "masked")
+        assert (run.plan["share"], run.plan["aggregation_trusted"]) == (4, mode == "masked")
         spent.append(run.epsilon)
     request = make_request()
     assert spent[0] == pytest.approx(request.plan.epsilon("pld"), rel=1e-3)

@@ -18,8 +18,6 @@ from safetensors.torch import load as load_reply
 from fedsink.clients import central as central_module
 from fedsink.clients import dp_sinkhorn as gradient_module
 from fedsink.clients import node as node_module
-from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.node_settings import NodeSettings
@@ -565,32 +563,6 @@ def test_budgets_hold_across_runs_restarts_and_contents(
     answer(node_of(path), replace(request, run="two"))
     with pytest.raises(BudgetError):
         answer(node_of(path), replace(request, run="three"))
-
-
-@pytest.mark.medium
-def test_a_plan_is_charged_in_instalments(
-    policy_file: Callable[..., Path], make_request: Make
-) -> None:
-    """A message charges up to its last round, and nothing is answered that is not charged."""
-    path = policy_file()
-    text = path.read_text().replace(
-        "[budget.add-remove]", "[budget.add-remove]\nrounds_per_reservation = 20"
-    )
-    path.write_text(text)
-    request = make_request(sigma=5.0, rate=0.1)
-    whole = central_module.central_charge(request.plan)
-    charged = []
-    node = node_of(path)
-    for round in (1, 20, 21, 50, 41):
-        node = node_of(path) if round == 20 else node  # one of the nodes has restarted
-        answer(node, replace(request, round=round))
-        [account] = report(Database(path.parent / "state" / "ledger.sqlite", writable=False))
-        charged.append((account.spent_epsilon, account.spent_delta))
-    parts = [whole.instalment(20, round).early for round in (1, 21)]
-    plan = request.plan.epsilon()
-    costs = [min(plan, part.epsilon()) for part in parts if part is not None]
-    epsilons = [costs[0], costs[0], costs[1], plan, plan]
-    assert charged == [(epsilon, 2 * request.plan.delta) for epsilon in epsilons]
 
 
 @pytest.mark.medium

@@ -14,7 +14,6 @@ from scipy import stats
 from torch import Tensor
 
 from fedsink.clients.central import central_charge
-from fedsink.clients.ledger.charge import event_from_json
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
@@ -188,8 +187,9 @@ def test_a_node_without_a_policy_charges_what_it_can_prove(
     gradient(Node(secret, 0), request, b"1")
     assert secret.ledger is not None
     with sqlite3.connect(secret.ledger) as database:
-        ((plan, use),) = database.execute("SELECT plan, use FROM reservations").fetchall()
-    assert event_from_json(use).event.noise_multiplier == pytest.approx(2.0 / 3**0.5)
+        ((plan, event),) = database.execute("SELECT plan, event FROM runs").fetchall()
+    use = json.loads(event)["event"]
+    assert use["event"]["noise_multiplier"] == pytest.approx(2.0 / 3**0.5)
     assert (json.loads(plan)["noise_multiplier"], json.loads(plan)["share"]) == (2.0, 3)
 
 
@@ -201,12 +201,12 @@ def test_noise_that_does_not_fit_its_integers_is_refused_before_it_is_charged(
     with pytest.raises(PrivacyError, match=r"does not fit into noise\.bits=16"):
         gradient(Node(secret, 0), replace(request, fixed_point=narrow), b"1")
     assert secret.ledger is not None
-    assert not secret.ledger.exists() or not _reservations(secret.ledger)
+    assert not secret.ledger.exists() or not _runs(secret.ledger)
 
 
-def _reservations(ledger: Path) -> list[tuple[int]]:
+def _runs(ledger: Path) -> list[tuple[int]]:
     with sqlite3.connect(ledger) as database:
-        return database.execute("SELECT id FROM reservations").fetchall()
+        return database.execute("SELECT id FROM runs").fetchall()
 
 
 @pytest.mark.parametrize("capacity", [None, 40])

@@ -21,7 +21,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.data.partition import Iid
 from fedsink.errors import ConfigError
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.failure_codes import BAD_SIGNATURE, TOO_MANY_RUNS, UNKNOWN_OPERATOR, UNSIGNED
+from fedsink.protocol.failure_codes import BAD_SIGNATURE, REFUSED, UNKNOWN_OPERATOR, UNSIGNED
 from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.signatures import shown_key, sign
 
@@ -99,19 +99,19 @@ def test_anybody_else_is_refused_by_a_code_before_anything_is_read(
 def test_the_ledger_says_who_asked_and_what_was_refused(
     policy_file: Callable[..., Path], make_request: Make
 ) -> None:
-    path = policy_file(operators=OPERATORS, allow={"runs_per_day": 1})
+    path = policy_file(operators=OPERATORS, epsilon=1.5 * make_request().plan.epsilon())
     node = name_of(path)
     ask(path, make_request().to_record())
     assert not ask(path, signed(replace(make_request(), run="one"), node)).has_error()
     for _ in range(2):
         reply = ask(path, signed(replace(make_request(), run="two"), node))
-        assert reply.error.code == TOO_MANY_RUNS
+        assert reply.error.code == REFUSED
     database = Database(path.parent / "state" / "ledger.sqlite", writable=False)
     [account] = report(database)
     [run] = account.runs
     assert (run.run, run.operator, run.method) == ("one", "lab", "dp_sinkhorn")
     assert run.day is not None
-    assert refusals(database) == {"DailyLimitError": 2, "UnsignedRequestError": 1}
+    assert refusals(database) == {"BudgetError": 2, "UnsignedRequestError": 1}
 
 
 def test_without_operators_whoever_asks_is_answered(

@@ -83,12 +83,6 @@ def test_a_policy_is_read_with_paths_from_its_own_folder(write: Write, tmp_path:
     assert not policy.allowed.capacity
 
 
-def test_a_filter_is_read_with_its_order(write: Write) -> None:
-    policy = write({"epsilon = 10.0": 'epsilon = 10.0\nadmission = "rdp-filter"\norder = 8.0'})
-    assert policy.budgets["add-remove"].admission == "rdp-filter"
-    assert policy.budgets["add-remove"].order == 8.0
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -117,11 +111,18 @@ def test_a_filter_is_read_with_its_order(write: Write) -> None:
         ({"epsilon = 10.0": f"epsilon = 1{'0' * 400}"}, r"epsilon must be a number ≥ 0, not 1000"),
         ({"epsilon = 10.0": f"epsilon = 1{'0' * 5000}"}, r"policy.toml is no TOML file: Exceeds"),
         ({"epsilon = 10.0": "epsilon = 0"}, r"\[budget.add-remove\]: epsilon must be a finite"),
-        ({"epsilon = 10.0": "epsilon = 10\norder = 8"}, r"order=8 belongs to admission"),
-        ({"epsilon = 10.0": 'epsilon = 10\nadmission = "sum"'}, r"admission must be one of"),
         (
-            {"epsilon = 35.0": 'epsilon = 35\nadmission = "rdp-filter"\norder = 8'},
-            r"\[budget.replace-one\]: the filter is known for add-remove only",
+            {"epsilon = 10.0": 'epsilon = 10\nadmission = "reserve"'},
+            r"\[budget.add-remove\]: admission is no key any more: each plan is charged whole",
+        ),
+        ({"epsilon = 35.0": "epsilon = 35\norder = 8"}, r"order is no key any more: the Rényi fil"),
+        (
+            {"epsilon = 10.0": "epsilon = 10\nrounds_per_reservation = 50"},
+            r"rounds_per_reservation is no key any more: .*, and name those .* \[operators.keys\]",
+        ),
+        (
+            {"maximum_rate": "runs_per_day = 3\nmaximum_rate"},
+            r"\[allow\]: runs_per_day is no key any more: .* name those .* \[operators.keys\]",
         ),
         ({"maximum_rate": "maximum_rates"}, r"\[allow\]: unknown key 'maximum_rates'. Did you"),
         ({"minimum_noise_multiplier = 0.5": ""}, r"minimum_noise_multiplier is missing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,14 @@ from flwr.app import Message, RecordDict
 
 from fedsink.clients.answers import ANSWERS
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.policy_file import WORDS
+from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.policy_file import WORDS, read_policy
 from fedsink.clients.rollback import Receipts
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.protocol.aggregation import UNMASK, has_trip
+from fedsink.protocol.charge_statement import ChargeStatement
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED, REFUSED, RUN_TAKEN
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
@@ -49,10 +53,7 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("noise.backend", "secure", "= = = ="),
     ("budget.add-remove.epsilon", 0.5, "= = = ="),  # the plan is admitted and paid for
     ("budget.add-remove.delta", 0.01, "= = = ="),
-    ("budget.add-remove.order", 8.0, "invalid invalid invalid invalid"),
-    ("budget.add-remove.rounds_per_reservation", 10, "= = = ="),  # fixed by the reservation
-    ("budget.add-remove", {"epsilon": 1e6, "delta": 1e-4, "admission": "rdp-filter", "order": 8.0},
-     "refused refused = ="),
+    ("budget.add-remove.order", 8.0, "invalid invalid invalid invalid"),  # of former versions
     ("budget.add-remove", None, "refused refused refused ="),
     ("budget.replace-one.epsilon", 0.5, "= = = ="),
     ("budget.user", {"epsilon": 1.0, "delta": 0.0}, "= = = ="),
@@ -67,7 +68,6 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("allow.maximum_rounds", 49, "refused refused refused ="),
     ("allow.maximum_rate", 0.5, "refused refused refused ="),
     ("allow.capacity", "required", "refused refused refused ="),
-    ("allow.runs_per_day", 0, "= = = ="),
     ("allow.maximum_images", 5, "refused refused refused ="),
     ("allow.maximum_parameters", 5, "= = = ="),
     ("allow.maximum_critics", 5, "= = = ="),
@@ -103,7 +103,7 @@ class Run:
             allow={"secure_aggregation": "trusted" if kind == "share" else "masked"},
             mechanisms=MECHANISMS,
             budget={
-                "add-remove": limits(1e6, rounds_per_reservation=50),
+                "add-remove": limits(1e6),
                 "replace-one": limits(1e6, 0.0),
             },
             operators={"lab": shown_key(OPERATOR.public_key().public_bytes_raw())},
@@ -156,9 +156,8 @@ class Run:
         database = Database(path, writable=False)
         try:
             return database.rows(
-                "SELECT plan, charged.epsilon, charged.delta, reserved FROM charged"
-                " JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
-                " WHERE lineage='ward'"
+                "SELECT plan, runs.epsilon, runs.delta, rounds FROM runs"
+                " JOIN accounts ON account = accounts.id WHERE lineage='ward'"
             )
         finally:
             database.close()
@@ -211,6 +210,20 @@ def test_a_masked_sum_is_no_way_to_single_replies_that_are_not_paid_for(
         [reply] = run.nodes.execute([message])
         assert reply.error.code == code
     assert run.again() == run.first
+
+
+def test_a_statement_tells_the_rule_that_was_charged(tmp_path: Path, make_request: Make) -> None:
+    """Also when the owner's rule has changed since: it is the rule that the price depends on."""
+    for kind, rule in (("share", "trusted"), ("own", "untrusted")):
+        run = Run(tmp_path / kind, kind, make_request)
+        close_nodes()
+        run.file.write_text(re.sub(r"secure_aggregation = .*", 'secure_aggregation = "untrusted"',
+                                   run.text))  # fmt: skip
+        node = Node(NodeSettings.from_policy(read_policy(run.file), clients=3), 0)
+        stated = node.statement("unnamed")
+        assert stated is not None
+        said, _ = ChargeStatement.verified(stated)
+        assert (len(said.charges), said.aggregation) == (1, rule)
 
 
 def test_every_word_is_changed() -> None:

@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedsink.clients.app import client_app
 from fedsink.clients.central import central_charge
 from fedsink.clients.gate import LedgerGate
-from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Budget
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.node_settings import NodeSettings

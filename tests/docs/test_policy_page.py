@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedsink.clients.answers import ANSWERS
-from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Budget
 from fedsink.clients.policy_file import WORDS, read_policy
 from fedsink.errors import ConfigError
 

@@ -176,7 +176,7 @@ def test_a_node_whose_policy_names_it_answers_and_charges_the_whole_plan(
         GradientReply.from_record(ask(request.to_record()).content).gradient, reply
     )  # the stored reply
     with sqlite3.connect(settings.ledger) as database:
-        [(charged,)] = database.execute("SELECT epsilon FROM reservations").fetchall()
+        [(charged,)] = database.execute("SELECT epsilon FROM runs").fetchall()
         assert charged == pytest.approx(request.plan.epsilon())
         assert database.execute("SELECT COUNT(*) FROM claims").fetchone() == (1,)
 
@@ -280,7 +280,7 @@ def test_clients_under_a_policy_answer_it_and_are_charged(
     stated = json.loads((folder / "privacy.json").read_text())
     [ledger] = tmp_path.rglob("*.sqlite")
     with sqlite3.connect(ledger) as database:
-        charged = database.execute("SELECT epsilon FROM reservations").fetchall()
+        charged = database.execute("SELECT epsilon FROM runs").fetchall()
     assert [epsilon for (epsilon,) in charged] == pytest.approx([stated["epsilon"]] * 2)
 
     refused = fedsink(*SMALL, f"policy={own_policy(tmp_path)}")

@@ -34,7 +34,6 @@ def make_charge() -> Callable[..., Charge]:
             "adjacency": "add-remove",
             "plan": {"epsilon": epsilon},
             "event": dp_accounting.SelfComposedDpEvent(use, 10),
-            "use": use,
             "rounds": 10,
             "uses": 10,
             "delta": 1e-6,

@@ -5,12 +5,12 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge, Use
-from fedsink.clients.ledger.database import ORIGIN, Database, sealed
+from fedsink.clients.ledger.charge import Budget, Charge, Use
+from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import LedgerError
 
@@ -47,21 +47,29 @@ def test_a_real_nodes_commits_survive_a_power_cut(path: Path, durable: bool, lev
     assert database.rows("PRAGMA foreign_keys") == [(1,)]
 
 
-def test_a_seal_is_of_the_table_the_values_and_all_facts_before() -> None:
-    seals = {
-        sealed(previous, table, *row)
-        for previous in (ORIGIN, b"seal")
-        for table in ("claims", "releases")
-        for row in ((1, 2), (1, 3), (1, 2.0), (1, "2"), (1, None), (12,))
-    }
-    assert len(seals) == 24
+def test_a_seal_is_of_the_kind_the_values_and_all_facts_before(tmp_path: Path) -> None:
+    heads = []
+    facts: list[tuple[Any, ...]] = [
+        (kind, *values)
+        for kind in ("claim", "release")
+        for values in ((1, 2), (1, 3), (1, 2.0), (1, "2"), (1, None), (12,))
+    ]
+    for number, fact in enumerate(facts):
+        database = Database(tmp_path / f"{number}.sqlite")
+        assert database.head() == (0, b"")
+        for _ in range(2):  # the same fact again has another seal
+            database.seal(*fact)
+            heads.append(database.head())
+        database.close()
+    assert [number for number, _ in heads] == [1, 2] * 12
+    assert len({seal for _, seal in heads}) == 24
 
 
 def test_an_unknown_version_is_refused(path: Path) -> None:
     Ledger(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=4")
-    with pytest.raises(LedgerError, match=r"no ledger of version 3 \(it says 4\)"):
+        connection.execute("PRAGMA user_version=5")
+    with pytest.raises(LedgerError, match=r"no ledger of version 3 or 4 \(it says 5\)"):
         Ledger(path)
 
 
@@ -70,7 +78,7 @@ def test_somebody_elses_database_is_refused_and_left_as_it_is(path: Path) -> Non
     path.touch(0o600)
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE accounts (money REAL)")
-    with pytest.raises(LedgerError, match=r"no ledger of version 3 \(it says 0\)"):
+    with pytest.raises(LedgerError, match=r"no ledger of version 3 or 4 \(it says 0\)"):
         Ledger(path)
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("accounts",)]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge, Use
+from fedsink.clients.ledger.charge import Budget, Charge, Use
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import BudgetError, ReleaseRefusedError
 
@@ -60,7 +59,7 @@ def _killed_inside(barrier: Any, path: Path, charge: Charge) -> None:
     held = ledger.reserve("ward", "r1", charge, BUDGET)
     ledger.bind("ward", TODAY)
     with ledger._database.transaction():
-        ledger._database.append("claims", held.run, 1, held.id, -1, b"half")
+        ledger._claim(held, Use(1, None, b"half"))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
