@@ -23,7 +23,7 @@ NAMES = ["config.yaml", "metrics.jsonl", "generator.safetensors", "samples/round
 def described(*files: tuple[str, bytes], about: Any = None, head: str | None = None) -> bytes:
     """Returns bytes that a server of any kind may send, in safetensors' format."""
     entries, start = [], 0
-    text = json.dumps(about or {"name": "run", "failure": None}).encode()
+    text = json.dumps({"name": "run", "failure": None} if about is None else about).encode()
     for name, content in (("about", text), *files):
         end = start + len(content)
         place = {"dtype": "U8", "shape": [len(content)], "data_offsets": [start, end]}
@@ -182,9 +182,9 @@ def flipped(line: str, place: int) -> str:
         (lambda lines: [lines[1], lines[0], *lines[2:]], "frame 1 follows 0 of 6"),
         (lambda lines: [flipped(lines[0], -1), *lines[1:]], "they are not what their SHA-256"),
         (lambda lines: [flipped(lines[0], 200), *lines[1:]], "they are not what their SHA-256"),
-        (lambda lines: [lines[0][:301], *lines[1:]], "they are not what their SHA-256"),
+        (lambda lines: [lines[0][:303], *lines[1:]], "they are not what their SHA-256"),
         (lambda lines: [lines[0][:300], *lines[1:]], "frame 0 is no base64"),
-        (lambda lines: [flipped(line, 20) for line in lines], "they are not what their SHA-256"),
+        (lambda lines: [f"{x[:14]}{0:064}{x[78:]}" for x in lines], "they are not what their SHA"),
         (lambda lines: [lines[0].replace(" 0 6 ", " 0 7 "), *lines[1:]], "of another transfer"),
         (lambda lines: [*lines[:3], *frames(b"another")], "frames of another transfer"),
         (lambda lines: [*lines[:5], "fedsink-frame and so on"], "a frame is no frame"),
