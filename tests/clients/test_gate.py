@@ -113,7 +113,7 @@ def test_what_a_gate_remembers_is_for_one_run_account_and_plan(tmp_path: Path) -
             with pytest.raises(RunTakenError):
                 ask(run, 2, other)
         ask(run, 2)
-    assert [[said.rounds for said in ledger.charged("ward", run)] for run in ("one", "two")] == [
+    assert [[said.rounds for said in ledger.charged("ward", run)[0]] for run in ("one", "two")] == [
         [2],
         [2],
     ]

@@ -66,9 +66,7 @@ def report(database: Database) -> list[AccountReport]:
     found = []
     for id, lineage, adjacency, epsilon, delta in accounts:
         runs = tuple(
-            RunReport(*values, read_json(plan), read_json(event))
-            for account, *values, plan, event in rows
-            if account == id
+            RunReport(*row[1:-2], *map(read_json, row[-2:])) for row in rows if row[0] == id
         )
         spent: tuple[float | None, float | None] = (None, None)
         if epsilon is not None:
