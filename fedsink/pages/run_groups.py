@@ -234,8 +234,7 @@ class Compared:
                 )
         unfinished = [label for label, run in self.runs.items() if not run.finished]
         if unfinished:
-            names = ", ".join(unfinished)
-            sentences.append(f"Not finished: {names}. Their figures will change.")
+            sentences.append(f"Not finished: {', '.join(unfinished)}. Their figures will change.")
         return sentences
 
 
