@@ -1,7 +1,7 @@
 """Lower bounds on ε from how often a distinguisher was right.
 
-`distinguishing_epsilon` and `gaussian_epsilon` count independent transcripts, `one_run_epsilon`
-the canaries of a single run, each of which was in or out by the toss of a coin.
+`distinguishing_epsilon` and `gaussian_epsilon` count independent plays, `one_run_epsilon` the
+canaries of a single run, each of which was in or out by the toss of a coin.
 
 >>> round(distinguishing_epsilon(Counts(tp=1000, fn=0, fp=0, tn=1000), 0.0, 0.95), 2)
 5.6
@@ -12,14 +12,13 @@ the canaries of a single run, each of which was in or out by the toss of a coin.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
-from fedsink.errors import PrivacyError
 from fedsink.privacy.accounting.accountants import gaussian_delta
 from fedsink.values import privacy_checks as checks
 
@@ -27,38 +26,13 @@ _MOST = 60.0  # e^−60 cannot be seen in doubles
 _FEWEST_GUESSES = 16
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Decisions of a distinguisher on independent transcripts with and without the canary.
-
-    Args:
-        tp: Transcripts with the canary that were told to have it.
-        fn: Transcripts with the canary that were told to lack it.
-        fp: Transcripts without the canary that were told to have it.
-        tn: Transcripts without the canary that were told to lack it.
-
-    Raises:
-        PrivacyError: If a count is negative, or there is no transcript of one kind.
-    """
+class Counts(NamedTuple):
+    """Decisions on plays with the canary (true positives, false negatives) and without it."""
 
     tp: int
     fn: int
     fp: int
     tn: int
-
-    def __post_init__(self) -> None:
-        for name in ("tp", "fn", "fp", "tn"):
-            object.__setattr__(self, name, checks.count(name, getattr(self, name), minimum=0))
-        if self.tp + self.fn == 0 or self.fp + self.tn == 0:
-            raise PrivacyError(
-                f"an audit needs transcripts with and without the canary, received {self}: "
-                "run at least one of each."
-            )
-
-    @classmethod
-    def perfect(cls, trials: int) -> Counts:
-        """`trials` transcripts of each kind, told apart without a mistake: the most provable."""
-        return cls(trials, 0, 0, trials)
 
     def rates(self, confidence: float) -> tuple[float, float]:
         """A lower bound on the true-positive and an upper bound on the false-positive rate.
@@ -74,22 +48,8 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
     """The exact two-sided interval of a binomial rate (Clopper and Pearson 1934).
 
     Each end by itself is exceeded with probability at most (1 − confidence)/2.
-
-    Args:
-        successes: k, at most `trials`.
-        trials: n ≥ 1 independent trials.
-        confidence: In (0, 1).
-
-    Returns:
-        (low, high): Beta quantiles of (k, n−k+1) and (k+1, n−k); 0 at k = 0 and 1 at k = n.
-
-    Raises:
-        PrivacyError: If a value is out of range.
     """
-    n = checks.count("trials", trials)
-    k = checks.count("successes", successes, minimum=0)
-    if k > n:
-        raise PrivacyError(f"{k} successes do not fit into {n} trials: pass at most {n}.")
+    k, n = successes, trials
     tail = (1.0 - checks.within("confidence", confidence, "(0, 1)")) / 2.0
     low = float(betaincinv(k, n - k + 1, tail)) if k else 0.0
     high = float(betaincinv(k + 1, n - k, 1.0 - tail)) if k < n else 1.0
@@ -104,17 +64,9 @@ def distinguishing_epsilon(counts: Counts, delta: float, confidence: float) -> f
     ``ε ≥ max(log((TPR − δ)/FPR), log((1 − FPR − δ)/(1 − TPR)))``.
 
     Guarantees:
-        - A mechanism that is (ε, δ) private exceeds ε with probability at most 1 − confidence.
-
-    Args:
-        counts: Decisions of a distinguisher that was fixed before these transcripts were seen.
-        delta: δ in [0, 1).
-        confidence: In (0, 1).
-
-    Raises:
-        PrivacyError: If a value is out of range.
+        - A mechanism that is (ε, δ) private exceeds ε with probability at most 1 − confidence,
+          if the distinguisher was fixed before the plays that are counted.
     """
-    delta = checked_delta(delta)
     tpr, fpr = counts.rates(confidence)
     ratios = ((tpr - delta) / fpr, (1.0 - fpr - delta) / (1.0 - tpr))
     return max([0.0, *(math.log(ratio) for ratio in ratios if ratio > 0)])
@@ -126,21 +78,12 @@ def gaussian_epsilon(counts: Counts, delta: float, confidence: float) -> float:
     A mechanism that is μ-GDP has Φ⁻¹(TPR) − Φ⁻¹(FPR) ≤ μ for every distinguisher (Dong, Roth, Su
     2022, Definition 3; used for audits by Nasr et al. 2023). The lower bound on μ becomes an ε by
     Balle and Wang 2018, equation 6, with σ/Δ = 1/μ. For a mechanism claimed to be Gaussian this
-    needs orders of magnitude fewer transcripts than `distinguishing_epsilon`.
+    needs orders of magnitude fewer plays than `distinguishing_epsilon`.
 
     Guarantees:
         - A Gaussian mechanism, or a composition of Gaussian mechanisms, that is (ε, δ) private
           exceeds ε with probability at most 1 − confidence.
-
-    Args:
-        counts: Decisions of a distinguisher that was fixed before these transcripts were seen.
-        delta: δ in (0, 1).
-        confidence: In (0, 1).
-
-    Raises:
-        PrivacyError: If a value is out of range.
     """
-    delta = checks.failure_probability(delta)
     tpr, fpr = counts.rates(confidence)
     mu = float(ndtri(tpr) - ndtri(fpr))  # ∓∞ where nothing was found
     if not mu > 0 or gaussian_delta(1.0 / mu, 0.0) <= delta:
@@ -156,28 +99,16 @@ def one_run_p_value(
 ) -> float:
     """The probability that an (ε, δ) private run lets so many guesses be correct, from above.
 
-    With W ~ Binomial(r, 1/(1 + e^−ε)) and v correct of r guesses on m canaries:
+    With W ~ Binomial(r, 1/(1 + e^−ε)) and v correct of r guesses, a number fixed in advance, on m
+    canaries, each included with probability ½ independently of everything else:
     ``p ≤ P[W ≥ v] + 2mδ·max_i P[v > W ≥ v − i]/i`` (Steinke, Nasr, Jagielski 2023, "Privacy
-    auditing with one (1) training run", Theorem 5.2).
-
-    Args:
-        correct: v, at most r.
-        guesses: r, at most m; the other m − r canaries were abstained from. Fixed in advance.
-        canaries: m, each included with probability ½ independently of everything else.
-        epsilon: ε ≥ 0 under add/remove of one canary.
-        delta: δ in [0, 1).
-
-    Raises:
-        PrivacyError: If a value is out of range.
+    auditing with one (1) training run", Theorem 5.2), under add/remove of one canary.
     """
-    v, r, m = _checked(correct, guesses, canaries)
-    if not math.isfinite(epsilon) or epsilon < 0:
-        raise PrivacyError(f"epsilon must be a finite number ≥ 0, received {epsilon!r}.")
     rate = 1.0 / (1.0 + math.exp(-epsilon))
-    p = float(binom.sf(v - 1, r, rate))
-    if v and checked_delta(delta):
-        below = np.cumsum(binom.pmf(np.arange(v - 1, -1, -1), r, rate))
-        p += 2.0 * m * delta * float((below / np.arange(1, v + 1)).max())
+    p = float(binom.sf(correct - 1, guesses, rate))
+    if correct and delta:
+        below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, rate))
+        p += 2.0 * canaries * delta * float((below / np.arange(1, correct + 1)).max())
     return min(1.0, p)
 
 
@@ -211,51 +142,19 @@ def guesses_for(mu: float, *, canaries: int, delta: float, confidence: float) ->
     It depends only on the claim, never on the run, so no correction for a choice is due. The
     scores of absent and present canaries are taken as N(0, 1) and N(μ, 1); the r/2 highest are
     guessed to be in, the r/2 lowest to be out.
-
-    Args:
-        mu: μ > 0, the separation of the scores in units of their standard deviation.
-        canaries: m ≥ 2.
-        delta: δ in [0, 1).
-        confidence: In (0, 1).
     """
-    checks.positive("mu", mu)
-    checks.count("canaries", canaries, minimum=2)
-    choices: list[int] = []
-    r = canaries - canaries % 2
-    while r >= 2 and (not choices or r >= _FEWEST_GUESSES):
-        choices.append(r)
-        r = r // 2 - (r // 2) % 2
+    choices = [canaries - canaries % 2]
+    while (fewer := choices[-1] // 2 - choices[-1] // 2 % 2) >= _FEWEST_GUESSES:
+        choices.append(fewer)
+
+    def above(threshold: float) -> float:
+        return float(ndtr(-threshold) + ndtr(mu - threshold)) / 2.0
 
     def promised(guesses: int) -> float:
-        share = guesses / canaries / 2.0
-        t = brentq(lambda x: _above(x, 0.0, mu) - share, -40.0, 40.0 + mu)
-        right = float(ndtr(mu - t)) / (2.0 * _above(t, 0.0, mu))
+        t = brentq(lambda x: above(x) - guesses / canaries / 2.0, -40.0, 40.0 + mu)
+        right = min(guesses, round(guesses * float(ndtr(mu - t)) / (2.0 * above(t))))
         return one_run_epsilon(
-            correct=min(guesses, round(right * guesses)),
-            guesses=guesses,
-            canaries=canaries,
-            delta=delta,
-            confidence=confidence,
+            correct=right, guesses=guesses, canaries=canaries, delta=delta, confidence=confidence
         )
 
     return max(choices, key=promised)
-
-
-def _above(threshold: float, *means: float) -> float:
-    return float(np.mean([ndtr(mean - threshold) for mean in means]))
-
-
-def _checked(correct: int, guesses: int, canaries: int) -> tuple[int, int, int]:
-    m = checks.count("canaries", canaries)
-    r = checks.count("guesses", guesses)
-    v = checks.count("correct", correct, minimum=0)
-    if not v <= r <= m:
-        raise PrivacyError(
-            f"correct ≤ guesses ≤ canaries is needed, received {v}, {r} and {m}: count again."
-        )
-    return v, r, m
-
-
-def checked_delta(value: float) -> float:
-    """`value` as a float; raises PrivacyError unless it lies in [0, 1): pure privacy has 0."""
-    return 0.0 if value == 0 else checks.failure_probability(value)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from fedsink.clients.ledger.charge import Charge, Place
@@ -13,6 +14,7 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
 from fedsink.privacy.randomness.keys import Key
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.packing import Packed, digest
@@ -52,6 +54,22 @@ class Task(NamedTuple):
     def streams(self, round: int, use: int = 0) -> Callable[[str], Stream]:
         """Returns a function from a purpose to the randomness of one use."""
         return lambda purpose: self.stream(purpose, round, use)
+
+
+class Neighbours(NamedTuple):
+    """Two neighbouring shards, and the messages of a run whose replies tell them apart best.
+
+    Attributes:
+        words: what they differ in.
+        requests: a `Packable` for each message of the run, in order.
+        absent: one shard; where records come and go, the one without the canary.
+        present: its neighbour. In an audit of one run, its records are independent canaries.
+    """
+
+    words: str
+    requests: Sequence[Any]
+    absent: Shard
+    present: Shard
 
 
 class Answer(ABC):
@@ -162,6 +180,26 @@ class Answer(ABC):
     @abstractmethod
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
         """The reply as it travels."""
+
+    @classmethod
+    def canaries(cls, plan: Any, records: int = 1) -> Sequence[Neighbours]:
+        """Neighbours that a plan lets differ most, for `fedsink audit`.
+
+        Args:
+            plan: of the requests.
+            records: number of canaries; above 1: for an audit of one run, each of them moves the
+                replies in a direction of its own.
+
+        Raises:
+            ConfigError: the answer has none for this plan.
+        """
+        raise ConfigError(
+            f"train.{cls.name} has no canaries, and is not audited: override `Answer.canaries`."
+        )
+
+    def features(self, reply: Sequence[Tensor]) -> Tensor:
+        """What the tensors of a reply tell, as one vector; an audit compares it."""
+        return torch.cat([values.flatten().double() for values in reply])
 
 
 class BatchedAnswer(Answer):

@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import BatchedAnswer, Task, check_classes
+from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Batch, PlaceLayout, Pool, Sample
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
-from fedsink.privacy import BatchClip, Stream
+from fedsink.errors import ConfigError
+from fedsink.privacy import BatchClip, PrivacyPlan, Stream
+from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import (
     GradientReply,
@@ -137,6 +139,45 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
             noise = tasks[0].stream("noise", request.round, use)
             sums.append(request.release_sum(total, noise, noise_of))
         return torch.stack(sums)
+
+    @classmethod
+    def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
+        """Records that are there or not; each moves every use by all of S, along its own axis.
+
+        In round t they move two rows by v_t = (cos θ_t, sin θ_t), which differs from round to
+        round: noise that is used twice cancels in a difference, and the record does not.
+
+        - `clip=record`: the potentials weigh the rows by w ∝ v_t: from 0 to Δv_t.
+        - `clip=batch`: a self gradient of −2Δv_t, and rows that pull more: from −Δv_t to +Δv_t.
+        """
+        clip = ClipOfRecords.expect(plan.clip)
+        if plan.adjacency != ADD_REMOVE:
+            raise ConfigError(f"train.{cls.name} has no canaries under adjacency={plan.adjacency}.")
+        if records > 1 and not clip.per_record:
+            raise ConfigError("Canaries of one run would share one clip=batch: use clip=record.")
+        far, apart = 4.0 * clip.bound, torch.zeros(2, records)
+        requests = []
+        for number in range(plan.rounds):
+            angle = torch.tensor((number + 0.5) / plan.rounds * math.pi / 2.0)
+            v = torch.stack([angle.cos(), angle.sin()])
+            request = GradientRequest(
+                round=number + 1,
+                label=None,
+                plan=plan,
+                objective=Objective(lam=1.0, classes=1, label_weight=0.0),
+                view={"name": "pixel", "shape": [records]},
+                rows=apart if clip.per_record else far * v.unsqueeze(1),
+                row_labels=torch.zeros(2, dtype=torch.int64),
+                potentials=v.log(),
+                self_gradient=apart if clip.per_record else -2.0 * clip.bound * v.unsqueeze(1),
+            )
+            requests.append(request)
+        canaries = -far * torch.eye(records) if clip.per_record else torch.zeros(1, 1)
+        absent, present = (
+            Shard(points, torch.zeros(len(points), dtype=torch.int64))
+            for points in (canaries[:0], canaries)
+        )
+        return [Neighbours("one record", requests, absent, present)]
 
 
 def alike(one: GradientRequest, two: GradientRequest) -> bool:

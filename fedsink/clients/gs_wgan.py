@@ -26,15 +26,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import BatchedAnswer, Task, check_classes
+from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, Fakes, Parts, critic_totals
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool, classes_under
+from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
-from fedsink.models.critics import Critic
+from fedsink.errors import ConfigError
+from fedsink.models.critics import Critic, CriticTraining
+from fedsink.privacy import PrivacyPlan
+from fedsink.privacy.adjacency import CLIENT, REPLACE_ONE, USER
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
@@ -124,6 +128,49 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
     ) -> Tensor:
         """The gradients of all clients, (K, 1, n, D)."""
         return critic_gradients(answers[0].request, tasks, pool, clients).unsqueeze(1)
+
+    @classmethod
+    def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
+        """Records that turn the first critic's gradient round; all critics', under `client`.
+
+        Records are points of a line, and the message's rows lie at 0. Three quarters of the rows to
+        train against lie at −2 and one at 2, so that a critic of records at −1 falls at 0, and one
+        whose records lie at 1, half of them or more, rises there. All rows of its gradient are
+        equal, so that it is ±C·v_t once it is clipped: 2C apart. v_t is zero at rows that are not
+        of the records' class, the odd and the even ones in turn: noise that is used in two rounds
+        cancels in their difference, and the canary does not.
+        """
+        clip = ClipOfCritics.expect(plan.clip)
+        if records > 1:
+            raise ConfigError(f"train.{cls.name} has no canaries of one run: leave canaries out.")
+        # Without a penalty a critic is as steep as it becomes: every clip binds.
+        training = CriticTraining(
+            clip.critics, steps=1, warm=30, batch=16, history=1, lr=0.05, penalty=0.0
+        )
+        requests = [
+            CriticRequest(
+                round=round,
+                plan=plan,
+                critics=Critics(training, classes=2, hidden=4, scale=1.0),
+                view={"name": "pixel", "shape": [1]},
+                rows=torch.zeros(16, 1),
+                row_labels=(torch.arange(16) + round) % 2,
+                fakes=torch.tensor([[-2.0], [-2.0], [-2.0], [2.0]]),
+                fake_labels=torch.zeros(4, dtype=torch.int64),
+            )
+            for round in range(1, plan.rounds + 1)
+        ]
+
+        def shard(known: float, *others: float) -> Shard:
+            """A client with one record for each critic, and others of one user of the first."""
+            values = torch.tensor([*[known] * clip.critics, *others]).unsqueeze(1)
+            users = torch.tensor([*range(1, clip.critics + 1), *[0] * len(others)])
+            return Shard(values, torch.zeros(len(values), dtype=torch.int64), users)
+
+        absent = shard(-1.0, -1.0) if plan.adjacency == REPLACE_ONE else shard(-1.0)
+        canaries = [1.0, 1.0] if plan.adjacency == USER else [1.0]
+        present = shard(1.0) if plan.adjacency == CLIENT else shard(-1.0, *canaries)
+        return [Neighbours(f"one {plan.unit}", requests, absent, present)]
 
 
 def critic_gradients(

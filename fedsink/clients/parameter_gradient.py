@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import BatchedAnswer, Task, check_classes
+from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes
 from fedsink.clients.central import CentralAnswer
-from fedsink.clients.dp_sinkhorn import alike, client_batch_gradients, refuse_other_view
+from fedsink.clients.dp_sinkhorn import (
+    DPSinkhornAnswer,
+    alike,
+    client_batch_gradients,
+    refuse_other_view,
+)
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
 from fedsink.models.weights import Pullback
-from fedsink.privacy import BatchClip, Stream
+from fedsink.privacy import BatchClip, PrivacyPlan, Stream
 from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
 from fedsink.transport.clipped_sums import clipped_pullback
@@ -104,6 +110,25 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         totals = parameter_totals([self.request] * len(tasks), pool, clients, samples)
         noise = tasks[0].stream("noise", inner.round)
         return inner.release_sum(totals.sum(0, keepdim=True), noise, noise_of).unsqueeze(0)
+
+    @classmethod
+    def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
+        """The record of ``train.dp_sinkhorn``, at a generator of points with four weights of 1.
+
+        All of them count a row, two with its latent, which is another in every round.
+        """
+        if records > 1:
+            raise ConfigError(f"train.{cls.name} has no canaries of one run: leave canaries out.")
+        options = {"latent_dim": 1, "hidden": [1], "batch_norm": False, "output": "linear"}
+        architecture = {"name": "mlp", "shape": [1], "classes": 1, "options": options}
+        [pair] = DPSinkhornAnswer.canaries(plan)
+        requests = [
+            ParameterRequest(
+                request, architecture, torch.ones(4), torch.full((2, 1), float(request.round))
+            )
+            for request in pair.requests
+        ]
+        return [pair._replace(requests=requests)]
 
 
 def parameter_gradient(

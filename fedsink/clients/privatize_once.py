@@ -7,16 +7,19 @@ negative log-likelihood is the server's cost (Theorem 1); `privatize` computes i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import Answer, Task, check_classes
+from fedsink.clients.answer import Answer, Neighbours, Task, check_classes
 from fedsink.clients.ledger.charge import Charge
 from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
+from fedsink.data.maps import PointBall
 from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_MECHANISMS, Stream
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.protocol.packing import Packed, digest, pack
@@ -99,6 +102,41 @@ class PrivatizeOnceAnswer(Answer):
         size, start = self.request.chunk_size, self.request.chunk * self.request.chunk_size
         values, labels = (reply[name][start : start + size] for name in self.parts)
         return PrivatizeReply(values, labels, max(1, -(-len(reply["labels"]) // size))).to_record()
+
+    @classmethod
+    def canaries(cls, plan: LocalPlan, records: int = 1) -> list[Neighbours]:
+        """Records a diameter apart under the plan's mechanism, and labels at the plan's ε.
+
+        - +1 or −1 of the line, by itself; and beside a record that is known: noise that was used
+          twice cancels in a difference of values.
+        - From beyond a disc's border on a diagonal, where both norms see the diameter: a projection
+          that is missing shows.
+        - A label, with nearly all of ε (the most that randomized response grants, if that is less).
+        """
+        if records > 1:
+            raise ConfigError(f"train.{cls.name} has no canaries of one run: leave canaries out.")
+        norm = plan.image_mechanism.norm
+        line, disc = (replace(plan, map=PointBall(norm, radius=1.0, size=d)) for d in (1, 2))
+        label = min(0.99 * plan.epsilon, 20.0)
+        labelled = replace(line, epsilon=plan.epsilon - label, label_epsilon=label, classes=3)
+
+        def pair(words: str, plan: LocalPlan, *shards: list[list[float]]) -> Neighbours:
+            requests = [PrivatizeRequest(plan, 0, len(shards[0]))]
+            zeros = torch.zeros(len(shards[0]), dtype=torch.int64)
+            return Neighbours(words, requests, *(Shard(torch.tensor(s), zeros) for s in shards))
+
+        of_label = pair("one label", labelled, [[0.0]], [[0.0]])
+        of_label.present.labels = torch.ones(1, dtype=torch.int64)
+        return [
+            pair("one record", line, [[-1.0]], [[1.0]]),
+            pair("two records", line, [[-1.0], [1.0]], [[1.0], [1.0]]),
+            pair("one record beyond the ball", disc, [[-8.0, -8.0]], [[8.0, 8.0]]),
+            of_label,
+        ]
+
+    def features(self, reply: Sequence[Tensor]) -> Tensor:
+        """The numbers in increasing order: an upload has none."""
+        return super().features([values.sort(dim=0).values for values in reply])
 
 
 def local_charge(plan: LocalPlan) -> Charge:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from fedsink.audit.gs_wgan import GS_WGAN_ACCOUNT
-from fedsink.audit.method import CentralAccount
-from fedsink.audit.privatize_once import PrivatizeOnceAccount
 from fedsink.commands.command_keys import Parser, choice, parse, parsers_of, real, whole
 from fedsink.errors import ConfigError
 from fedsink.privacy import (
     ACCOUNTANTS,
     ADJACENCIES,
     LIBRARIES,
+    LOCAL_MECHANISMS,
     BatchClip,
+    CriticClip,
+    LocalMechanism,
+    RandomizedResponse,
     RecordClip,
+    local_mechanism,
     solve_account,
 )
-from fedsink.privacy.adjacency import describe
+from fedsink.privacy.accounting.amplification import shuffled_epsilon
+from fedsink.privacy.adjacency import USER, describe
 from fedsink.reporting.displays import format_table
 
-METHODS: dict[str, CentralAccount] = {account.clip: account for account in (GS_WGAN_ACCOUNT,)}
-"""The methods with an account of their own in the central mode, by their clip."""
-
-_HELP = """Usage: {usage}
+_HELP = f"""Usage: fedsink account rate=… sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
+       fedsink account clip=critic sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
+       fedsink account mechanism=laplace|gaussian sensitivity=… eps=…|sigma=… [key=value …]
 
 Central mode: ε of `rounds` rounds that sample every record with probability `rate` and add
 Gaussian noise of `sigma` times the clip's sensitivity. Give eps= and leave out one of rate,
@@ -31,21 +34,38 @@ sigma, rounds and delta to solve for it. The accountants stand side by side; PLD
 fedsink uses for its claims, rdp-classic the one of the DP-Sinkhorn paper.
 
   classes=C       a class schedule: a record is used in ⌈rounds/C⌉ rounds
-  adjacency=A     add-remove (default), replace-one, client{adjacencies}
-  clip=K          record (default) or batch, which differ under replace-one and client{clips}
+  adjacency=A     add-remove (default), replace-one, client, or with clip=critic {USER}
+  clip=K          record (default) or batch, which differ under replace-one and client; or critic
   capacity=B      at most B sampled records take part
   records=N       no client holds more records (with capacity= and clip=record)
   persons=J       one person with a record at each of J clients
-  accountant=…    {accountants}; all that apply unless given
+  accountant=…    {", ".join(ACCOUNTANTS)}; all that apply unless given
 
-{explanations}
+clip=critic is the account of strategy=gs_wgan. rate is the probability with which a critic is
+asked in a round, in secret; left out it is 1, and nothing is assumed to be secret.
+
+  turns=P         clients answer in turn, each in ⌈rounds/P⌉ rounds
+  critics=M       of a client (default 1); matters under client
+  rows=N          each of N rows is clipped by itself, as published; sigma is the noise of a row
 
   fedsink account rate=0.000833333 sigma=1.1 eps=10               how many rounds?
   fedsink account rate=0.2 sigma=2.291 rounds=4000 classes=10 adjacency=replace-one
   fedsink account rate=1 sigma=2.291 rounds=4000 classes=10       the same without amplification
-{examples}
+  fedsink account clip=critic eps=10 rounds=1000 turns=50         how much noise?
+  fedsink account clip=critic sigma=1.07 rounds=20 rows=32        as published, 20 uses in turn
 
-{local}"""
+Local mode: the scale of a mechanism for a total ε, or the ε of a scale. The sensitivity
+is the diameter of the set of values: L1 for laplace, L2 for gaussian; 2r for a ball.
+
+  delta=…         δ of the Gaussian (default 1e-4)
+  calibration=…   analytic (default) or equation5, the paper's closed form
+  label_eps=…     ε of randomized response on the label, part of eps
+  classes=C       number of labels
+  shuffle=N       also ε after a trusted shuffler of N reports, at shuffle_delta=… (default 1e-6)
+
+  fedsink account mechanism=gaussian sensitivity=40 eps=25 delta=1e-4
+  fedsink account mechanism=laplace sensitivity=2 eps=35 label_eps=5 classes=10
+  fedsink account mechanism=laplace sensitivity=2 eps=5 shuffle=400000"""
 
 _SOLVABLE = "rate", "sigma", "rounds", "eps"
 
@@ -53,52 +73,26 @@ _SOLVABLE = "rate", "sigma", "rounds", "eps"
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Prints the table."""
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(_help())
+        print(_HELP)
     elif any(argument.startswith("mechanism=") for argument in arguments):
-        account = PrivatizeOnceAccount(**parse(arguments, parsers_of(PrivatizeOnceAccount)))
+        account = _LocalAccount(**parse(arguments, parsers_of(_LocalAccount)))
         print(format_table(account.rows()))
     else:
         _central(arguments)
     return 0
 
 
-def _help() -> str:
-    methods = METHODS.values()
-    usages = [
-        "rate=… sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]",
-        *(method.usage for method in methods),
-        PrivatizeOnceAccount.usage,
-    ]
-    return _HELP.format(
-        usage="\n       ".join(f"fedsink account {usage}" for usage in usages),
-        adjacencies="".join(
-            f", or with clip={method.clip} {' or '.join(method.adjacencies)}"
-            for method in methods
-            if method.adjacencies
-        ),
-        clips="".join(f"; or {clip}" for clip in METHODS),
-        accountants=", ".join(ACCOUNTANTS),
-        explanations="\n\n".join(method.explanation for method in methods),
-        examples="\n".join(method.examples for method in methods),
-        local=PrivatizeOnceAccount.explanation,
-    )
-
-
-def _parsers() -> dict[str, Parser]:
-    clips = RecordClip.name, BatchClip.name, *METHODS
+def _central(arguments: Sequence[str]) -> None:
     parsers: dict[str, Parser] = {
         "rate": real, "sigma": real, "rounds": whole(1), "delta": real, "eps": real,
-        "classes": whole(1), "adjacency": choice(*ADJACENCIES), "clip": choice(*clips),
-        "capacity": whole(1), "records": whole(1), "persons": whole(1),
-        "accountant": choice(*ACCOUNTANTS),
+        "classes": whole(1), "adjacency": choice(*ADJACENCIES),
+        "clip": choice(RecordClip.name, BatchClip.name, CriticClip.name), "capacity": whole(1),
+        "records": whole(1), "persons": whole(1), "accountant": choice(*ACCOUNTANTS),
+        "turns": whole(1), "critics": whole(1), "rows": whole(1),
     }  # fmt: skip
-    return parsers | {name: whole(1) for method in METHODS.values() for name in method.counts}
-
-
-def _central(arguments: Sequence[str]) -> None:
-    keys = parse(arguments, _parsers())
-    method = METHODS.get(keys.get("clip", RecordClip.name))
-    solvable = [name for name in _SOLVABLE if method is None or name not in method.given]
+    keys = parse(arguments, parsers)
+    critic = keys.get("clip") == CriticClip.name  # whose rate has a value where it is left out
+    solvable = [name for name in _SOLVABLE if not (critic and name == "rate")]
     missing = [name for name in solvable if name not in keys]
     if missing:
         keys.setdefault("delta", 1e-5)
@@ -126,3 +120,99 @@ def _central(arguments: Sequence[str]) -> None:
     persons = keys.get("clients", 1)
     of_person = f" A person has one at each of {persons} clients." if persons > 1 else ""
     print(f"\nAdjacency: {describe(adjacency)}.{of_person}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LocalAccount:
+    """`fedsink account mechanism=…`: the scale of a mechanism for a total ε, or the ε of a scale.
+
+    Its fields are the keys; None: not given.
+    """
+
+    mechanism: str
+    sensitivity: float | None = None
+    eps: float | None = None
+    sigma: float | None = None
+    delta: float | None = None
+    calibration: str | None = None
+    label_eps: float | None = None
+    classes: int | None = field(default=None, metadata={"minimum": 2})
+    shuffle: int | None = field(default=None, metadata={"minimum": 1})
+    shuffle_delta: float | None = None
+
+    def rows(self) -> list[dict[str, str]]:
+        """The costs, a quantity a row.
+
+        Raises:
+            ConfigError: Keys are missing, contradict each other, or belong to another mechanism.
+            PrivacyError: A value is out of range, or shuffling amplifies nothing there.
+        """
+        label = self._label()
+        label_eps = 0.0 if label is None else label.epsilon
+        image = self._image(label_eps)
+        total = image.epsilon + label_eps
+        values = {"eps": f"{total:,.6g}", "delta": f"{image.delta:g}"}
+        if label is not None:
+            kept = f"kept with probability {label.keep_probability:.4f}"
+            values["eps of the image"] = f"{image.epsilon:,.6g}"
+            values["eps of the label"] = f"{label.epsilon:,.6g} ({kept})"
+        values |= {
+            "sigma": f"{image.scale:,.6g}",
+            "sensitivity": f"{image.sensitivity:,.6g} ({image.norm.upper()})",
+            "adjacency": describe(image.adjacency),
+        }
+        if self.shuffle is not None:
+            delta = 1e-6 if self.shuffle_delta is None else self.shuffle_delta
+            name = f"eps after a trusted shuffler of {self.shuffle:,} reports, delta={delta:g}"
+            shuffled = shuffled_epsilon(total, self.shuffle, delta, delta0=image.delta)
+            values[name] = f"{shuffled:,.4g}"
+        return [{"quantity": name, "value": value} for name, value in values.items()]
+
+    def _label(self) -> RandomizedResponse | None:
+        if self.label_eps is None and self.classes is None:
+            return None
+        if self.label_eps is None or self.classes is None:
+            raise ConfigError("label_eps and classes go together: give both or neither.")
+        return RandomizedResponse(self.classes, self.label_eps)
+
+    def _image(self, label_eps: float) -> LocalMechanism:
+        name = self.mechanism
+        if name not in LOCAL_MECHANISMS:
+            raise ConfigError(f"mechanism={name}: choose {' or '.join(LOCAL_MECHANISMS)}.")
+        mechanism = local_mechanism(name)
+        if self.sensitivity is None:
+            raise ConfigError(
+                "sensitivity is missing: the diameter of the set of values, 2r for a ball."
+            )
+        if (self.eps is None) == (self.sigma is None):
+            raise ConfigError("Give eps (and get sigma) or sigma (and get eps), one of the two.")
+        if self.shuffle_delta is not None and self.shuffle is None:
+            raise ConfigError("shuffle_delta needs shuffle=N, the number of shuffled reports.")
+        for key in ("calibration", "delta"):
+            if getattr(self, key) is not None and not _depends(mechanism, key):
+                pure = "" if mechanism.needs_delta else "gives pure ε and "
+                others = [o for o in LOCAL_MECHANISMS if _depends(local_mechanism(o), key)]
+                raise ConfigError(
+                    f"mechanism={name} {pure}has no {key}: leave it out, or choose "
+                    f"mechanism={' or '.join(others)}."
+                )
+        delta = 1e-4 if self.delta is None else self.delta
+        if self.eps is None:
+            if self.calibration is not None:
+                raise ConfigError(
+                    "calibration finds sigma from eps: leave it out where sigma is given."
+                )
+            assert self.sigma is not None  # one of the two is given
+            return mechanism.from_scale(self.sensitivity, self.sigma, delta)
+        eps = self.eps - label_eps
+        if label_eps and eps <= 0:
+            raise ConfigError(
+                f"label_eps={label_eps:g} leaves nothing of eps={self.eps:g} for the image: lower "
+                "it or raise eps."
+            )
+        return mechanism.from_epsilon(self.sensitivity, eps, delta, self.calibration)
+
+
+def _depends(mechanism: type[LocalMechanism], key: str) -> bool:
+    """The mechanism's guarantee or scale depends on this key."""
+    return mechanism.needs_delta if key == "delta" else bool(mechanism.calibrations)

@@ -1,23 +1,17 @@
-"""Planted faults: clients that deviate from their plan."""
+"""Keys whose noise is less than it should be, and plans of ε ≤ 1."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedsink.clients.dp_sinkhorn import client_gradient
-from fedsink.clients.shard import Shard
 from fedsink.privacy import JointSchedule, PrivacyPlan, ReproducibleKey, Stream
 from fedsink.privacy.clips import CLIPS
-from fedsink.protocol.dp_sinkhorn import GradientRequest
-
-Streams = Callable[[str], Stream]
 
 
 class _Weakened(Stream):
@@ -56,38 +50,6 @@ class RoundlessKey(ReproducibleKey):
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
         return super().stream(purpose, client=client, round=1, request=request)
-
-
-def twice_counted(request: GradientRequest, shard: Shard, stream: Streams) -> Tensor:
-    """Every record is in the shard twice."""
-    images, labels = torch.cat([shard.images] * 2), torch.cat([shard.labels] * 2)
-    return client_gradient(request, Shard(images, labels), stream)
-
-
-@cache
-def _loose(plan: PrivacyPlan) -> PrivacyPlan:
-    loose = replace(
-        plan,
-        clip=type(plan.clip)(2.0 * plan.clip.bound),
-        noise_multiplier=plan.noise_multiplier / 2.0,
-    )
-    assert loose.noise_std == plan.noise_std
-    return loose
-
-
-def clipped_to_twice_the_bound(request: GradientRequest, shard: Shard, stream: Streams) -> Tensor:
-    """The clip lets 2Δ through, and the noise is still that of Δ."""
-    return client_gradient(replace(request, plan=_loose(request.plan)), shard, stream)
-
-
-@cache
-def _unsampled(plan: PrivacyPlan) -> PrivacyPlan:
-    return replace(plan, rate=1.0)
-
-
-def not_sampled(request: GradientRequest, shard: Shard, stream: Streams) -> Tensor:
-    """Every record takes part in every round, whatever the rate."""
-    return client_gradient(replace(request, plan=_unsampled(request.plan)), shard, stream)
 
 
 @pytest.fixture

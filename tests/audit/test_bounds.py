@@ -111,25 +111,14 @@ def test_what_is_not_told_apart_proves_nothing() -> None:
 
 
 def test_the_resolution_grows_with_the_logarithm_of_the_trials() -> None:
-    few, many = (distinguishing_epsilon(Counts.perfect(n), 0.0, 0.95) for n in (1000, 100_000))
+    few, many = (distinguishing_epsilon(Counts(n, 0, 0, n), 0.0, 0.95) for n in (1000, 100_000))
     assert few < math.log(1000)
     assert many - few == pytest.approx(math.log(100), abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Counts(1, -1, 0, 2), "fn must be an integer ≥ 0, received -1"),
-        (lambda: Counts(0, 0, 1, 1), "transcripts with and without the canary"),
-        (lambda: clopper_pearson(5, 4, 0.9), "5 successes do not fit into 4 trials"),
-        (lambda: clopper_pearson(1, 4, 1.0), r"confidence must lie in \(0, 1\), received 1.0"),
-        (lambda: distinguishing_epsilon(Counts.perfect(3), 1.0, 0.9), "delta must lie in"),
-        (lambda: gaussian_epsilon(Counts.perfect(3), 0.0, 0.9), "delta must lie in"),
-    ],
-)
-def test_bad_values_are_refused(call: object, message: str) -> None:
-    with pytest.raises(PrivacyError, match=message):
-        call()  # type: ignore[operator]
+def test_bad_values_are_refused() -> None:
+    with pytest.raises(PrivacyError, match=r"confidence must lie in \(0, 1\), received 1.0"):
+        clopper_pearson(1, 4, 1.0)
 
 
 def _guessed(
@@ -208,19 +197,3 @@ def test_the_number_of_guesses_is_even_and_possible(mu: float) -> None:
 def test_abstaining_pays_where_the_claim_is_small_and_not_where_it_is_large() -> None:
     few, many = (guesses_for(mu, canaries=1000, delta=1e-5, confidence=0.95) for mu in (0.5, 30.0))
     assert few < 1000 == many
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"correct": 11}, "correct ≤ guesses ≤ canaries is needed, received 11, 10 and 20"),
-        ({"guesses": 21}, "correct ≤ guesses ≤ canaries"),
-        ({"correct": -1}, "correct must be an integer ≥ 0"),
-        ({"epsilon": -1.0}, "epsilon must be a finite number ≥ 0"),
-        ({"delta": 1.0}, "delta must lie in"),
-    ],
-)
-def test_bad_numbers_of_guesses_are_refused(change: dict[str, float], message: str) -> None:
-    values = {"correct": 5, "guesses": 10, "canaries": 20, "epsilon": 1.0, "delta": 0.0}
-    with pytest.raises(PrivacyError, match=message):
-        one_run_p_value(**{**values, **change})  # type: ignore[arg-type]

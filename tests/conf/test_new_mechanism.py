@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.audit.privatize_once import line_plan
 from fedsink.clients.node import close_nodes
 from fedsink.commands.account import run as account
+from fedsink.commands.audit import run as audit
 from fedsink.conf.acting import compose_config
-from fedsink.privacy import local_mechanism
 from fedsink.simulation.simulated_run import start
 
 MODULE = '''
@@ -85,4 +84,5 @@ def test_it_runs_and_its_statement_and_account_know_it(
     arguments = ["mechanism=rounded", f"sensitivity={privacy['sensitivity']!r}", "eps=30"]
     assert account(arguments) == 0
     assert f"{privacy['sigma']:.6g}" in capsys.readouterr().out
-    assert line_plan("rounded", 1.0, 0.0).map.norm == local_mechanism("rounded").norm == "l1"
+    assert audit(["mode=ldp", "mechanism=rounded", "trials=40"]) == 0
+    assert "80 plays of one record " in capsys.readouterr().out

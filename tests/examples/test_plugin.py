@@ -7,7 +7,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedsink.audit.plays import audit
 from fedsink.clients.answers import ANSWERS
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.shard import Shard
+from fedsink.commands.audit import run as run_audit
+from fedsink.errors import ConfigError
 from fedsink.flower_internals import become
-from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip, Stream
+from fedsink.privacy import (
+    JointSchedule,
+    PrivacyPlan,
+    RecordClip,
+    ReproducibleKey,
+    Stream,
+)
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.failure_codes import MALFORMED, REFUSED
 
@@ -132,6 +142,36 @@ def test_a_reply_is_the_total_with_the_plans_noise() -> None:
         assert pvalue > 1e-3 if accepted else pvalue < 1e-9
     empty: Any = Keyed(Shard(values[:0], torch.zeros(0, dtype=torch.int64)))
     assert MeanEmbeddingAnswer([request]).compute(empty)[0].shape == released.shape
+
+
+class Quieter(MeanEmbeddingAnswer):
+    """Adds a third of the noise that its plan states."""
+
+    def __init__(self, requests: Sequence[EmbeddingRequest]) -> None:
+        super().__init__(requests)
+        self.request = replace(self.request, plan=self.request.plan.with_noise(1 / 9))
+
+
+def test_the_audit_proves_much_of_its_claim_and_finds_a_third_of_the_noise() -> None:
+    plan = plan_of(rate=1.0, noise_multiplier=1.5)
+    [_, trade_off], leaks = audit(MeanEmbeddingAnswer, plan, ReproducibleKey(0), trials=400)
+    assert 0.5 * plan.epsilon() < trade_off.bound <= trade_off.claim == plan.epsilon()
+    assert leaks == ()
+    [_, trade_off], _ = audit(Quieter, plan, ReproducibleKey(0), trials=400)
+    assert trade_off.violated
+    assert trade_off.claim == plan.epsilon()
+
+
+def test_the_command_audits_an_installed_answer(
+    install_package: Callable[[dict[str, str], str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_package({}, POINTS)
+    vars(ANSWERS).pop("_installed", None)
+    keys = ["rate=1", "rounds=2", "trials=40"]
+    assert run_audit(["mode=central", "answer=mean_embedding", *keys]) == 0
+    assert "80 plays of one record, q = 1 " in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"refuses its canary: .*clip=record"):
+        run_audit(["mode=central", "answer=mean_embedding", "clip=batch", *keys])
 
 
 # A node

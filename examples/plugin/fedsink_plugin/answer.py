@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import Task, check_classes
+from fedsink.clients.answer import Neighbours, Task, check_classes
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
 from fedsink.privacy import CentralPlan, RecordClip, Stream, plan_from_dict
 from fedsink.privacy.clips.base import shrunk
 from fedsink.privacy.domain import ROWS
@@ -102,6 +103,26 @@ class MeanEmbeddingAnswer(CentralAnswer):
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
         """The sums, and nothing else."""
         return GradientReply(reply[self.parts[0]]).to_record()
+
+    @classmethod
+    def canaries(cls, plan: CentralPlan, records: int = 1) -> list[Neighbours]:
+        """A record that is there or not, for `fedsink audit`: any one has features of norm 1.
+
+        A frequency turns them from round to round, so that noise used twice would show.
+        """
+        if records > 1:
+            raise ConfigError(f"train.{cls.name} has no canaries of one run: leave canaries out.")
+        view = {"name": "pixel", "shape": [1]}
+        requests = [
+            EmbeddingRequest(round, plan, view, 1, torch.full((1, 1), float(round)), "audit")
+            for round in range(1, plan.rounds + 1)
+        ]
+        present = Shard(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+        return [
+            Neighbours(
+                "one record", requests, Shard(present.images[:0], present.labels[:0]), present
+            )
+        ]
 
 
 def features(points: Tensor, frequencies: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsink.audit.bounds import Counts, distinguishing_epsilon, gaussian_epsilon
-from fedsink.audit.finding import Finding, best_threshold, fisher_direction, lower_bound
+from fedsink.audit.distinguisher import Finding, best_threshold, fisher_direction, lower_bound
 from fedsink.errors import PrivacyError
 from fedsink.privacy import GaussianMechanism
 
@@ -25,7 +25,8 @@ def test_a_finding_is_violated_above_the_claim_and_unresolved_below_its_reach(
 
 
 _BOUND = partial(distinguishing_epsilon, delta=0.0)
-_MOST = _BOUND(Counts.perfect(200), confidence=0.95)
+_MOST = _BOUND(Counts(300, 0, 0, 300), confidence=0.95)
+_UNKNOWN = np.zeros(6)  # what the canary moves
 
 
 def _noise(seed: int, rows: int = 400, columns: int = 6) -> np.ndarray:
@@ -35,20 +36,20 @@ def _noise(seed: int, rows: int = 400, columns: int = 6) -> np.ndarray:
 def test_a_coordinate_without_noise_decides_alone() -> None:
     present, absent = _noise(1), _noise(2)
     present[:, 4], absent[:, 4] = 1e-3, 0.0
-    assert lower_bound(present, absent, _BOUND, 0.95) == pytest.approx(_MOST)
+    assert lower_bound(present, absent, _UNKNOWN, _BOUND, 0.95) == pytest.approx(_MOST)
 
 
 def test_noise_that_was_used_twice_cancels() -> None:
     present, absent = _noise(1), _noise(2)
     present[:, 3] = present[:, 0] + 1e-3
     absent[:, 3] = absent[:, 0]
-    assert lower_bound(present, absent, _BOUND, 0.95) == pytest.approx(_MOST)
+    assert lower_bound(present, absent, _UNKNOWN, _BOUND, 0.95) == pytest.approx(_MOST)
 
 
 def test_no_noise_at_all_and_no_difference_at_all() -> None:
     zeros = np.zeros((400, 2))
-    assert lower_bound(zeros + 1.0, zeros, _BOUND, 0.95) == pytest.approx(_MOST)
-    assert lower_bound(zeros, zeros, _BOUND, 0.95) == 0.0
+    assert lower_bound(zeros + 1.0, zeros, np.zeros(2), _BOUND, 0.95) == pytest.approx(_MOST)
+    assert lower_bound(zeros, zeros, np.zeros(2), _BOUND, 0.95) == 0.0
 
 
 @pytest.mark.medium
@@ -56,10 +57,17 @@ def test_no_noise_at_all_and_no_difference_at_all() -> None:
 def test_transcripts_of_one_kind_are_seldom_told_apart(bound: partial[float]) -> None:
     # Twenty features for fifty rows overfit at will; only the half that fitted nothing counts.
     found = [
-        lower_bound(_noise(2 * s, 100, 20), _noise(2 * s + 1, 100, 20), bound, 0.95)
+        lower_bound(_noise(2 * s, 200, 20), _noise(2 * s + 1, 200, 20), np.ones(20), bound, 0.95)
         for s in range(100)
     ]
     assert np.mean(np.array(found) > 0) <= 0.05
+
+
+def test_plays_that_chose_the_test_are_not_counted() -> None:
+    present, absent = _noise(1), _noise(2)
+    present[: len(present) // 4] += 100.0
+    for moved in (_UNKNOWN, np.ones(6)):
+        assert lower_bound(present, absent, moved, _BOUND, 0.95) == 0.0
 
 
 def test_the_direction_weighs_by_the_full_covariance() -> None:
@@ -71,34 +79,48 @@ def test_the_direction_weighs_by_the_full_covariance() -> None:
     assert direction @ expected / np.linalg.norm(expected) == pytest.approx(1.0, abs=1e-2)
 
 
-def test_the_threshold_lies_in_the_widest_gap_of_separated_scores() -> None:
-    many = 20_000
-    absent, present = np.linspace(0, 1, many), np.linspace(2, 3, many)
-    assert best_threshold(present, absent, _BOUND, 0.95) == pytest.approx(1.5)
+def test_separated_scores_are_told_apart_in_between() -> None:
+    absent, present = np.linspace(0, 1, 20_000), np.linspace(2, 3, 20_000)
+    threshold, bound = best_threshold([present, absent], _BOUND, 0.95)
+    assert threshold == pytest.approx(1.5)
+    assert bound > 7.0
+
+
+def test_laplace_noise_is_told_apart_by_values_that_are_cut_off() -> None:
+    """Two values that move by half of ε each: a sum of the values proves less than a likelihood."""
+    random, many = np.random.default_rng(0), 40_000
+    moved = np.array([0.5, 0.5])
+    present = random.laplace(size=(many, 2)) + moved
+    absent = random.laplace(size=(many, 2))
+    along = 0.8  # in the direction that the plays show
+    assert along < lower_bound(present, absent, moved, _BOUND, 0.95) < 1.0
+    assert lower_bound(present, absent, np.zeros(2), _BOUND, 0.95) < along
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("columns", [1, 8])
-def test_half_the_noise_of_a_small_epsilon_is_found_nearly_always(columns: int) -> None:
+@pytest.mark.parametrize(("columns", "unknown"), [(1, True), (8, True), (64, False)])
+def test_half_the_noise_of_a_small_epsilon_is_found_nearly_always(
+    columns: int, unknown: bool
+) -> None:
     claim = 1.0
     mu = 2.0 / GaussianMechanism(1.0, claim, 1e-5).scale
     bound = partial(gaussian_epsilon, delta=1e-5)
     shift = mu / columns**0.5
     found = [
         lower_bound(
-            _noise(2 * s, 4000, columns) + shift, _noise(2 * s + 1, 4000, columns), bound, 0.95
+            _noise(2 * s, 4000, columns) + shift,
+            _noise(2 * s + 1, 4000, columns),
+            np.zeros(columns) if unknown else np.full(columns, shift),
+            bound,
+            0.95,
         )
         for s in range(12)
     ]
     assert min(found) > claim
 
 
-def test_bad_transcripts_are_refused() -> None:
-    good = _noise(0)
-    for bad in (good[:3], good[:, :2], good[:, 0]):
-        with pytest.raises(PrivacyError, match="at least four rows and equally many columns"):
-            lower_bound(good, bad, _BOUND, 0.95)
-    broken = good.copy()
+def test_what_is_not_finite_is_refused() -> None:
+    broken = _noise(0)
     broken[0, 0] = np.nan
     with pytest.raises(PrivacyError, match="not finite"):
-        lower_bound(good, broken, _BOUND, 0.95)
+        lower_bound(_noise(0), broken, _UNKNOWN, _BOUND, 0.95)
