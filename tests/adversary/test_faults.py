@@ -220,6 +220,7 @@ def test_kills_lose_no_budget_and_give_no_second_answer(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)  # two processes for each of some hundred steps
 def test_a_kill_at_any_step_loses_nothing(make_node: MakeNode) -> None:
     total = make_node("steps", "secure").steps(request(1))
     node = make_node(noise="secure")
