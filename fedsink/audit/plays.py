@@ -225,7 +225,7 @@ class Play:
         return self.charge.epsilon()
 
     def seen(self, shard: Shard, key: Key, first: int, runs: int) -> Features:
-        """What the server sees of independent runs, (runs, features).
+        """Returns the features that the server sees of independent runs, (runs, features).
 
         Run n has clients first + n·m to first + n·m + m − 1, of whom the honest ones come first.
         """
@@ -239,13 +239,13 @@ class Play:
         return np.asarray(torch.cat(blocks))
 
     def difference(self, key: Key) -> Features:
-        """What the canary moves, (features): with the same coins additive noise cancels."""
+        """Returns how far the canary moves each feature; with the same coins noise cancels."""
         shards = self.pair.present, self.pair.absent
         present, absent = (self.seen(shard, key, 0, _COINS) for shard in shards)
         return np.asarray((present - absent).mean(0))
 
     def replies(self, shards: Sequence[Shard], key: Key, clients: Sequence[int]) -> Tensor:
-        """What the server sees of runs, (runs, features): of the honest clients of each run."""
+        """Returns the features that the server sees of the honest clients of each run."""
         pool, columns = Pool(shards), []
         tasks = [_task(shard, key, client) for shard, client in zip(shards, clients, strict=True)]
         for answer in self.answers:

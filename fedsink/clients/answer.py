@@ -197,8 +197,14 @@ class Answer(ABC):
             f"train.{cls.name} has no canaries, and is not audited: override `Answer.canaries`."
         )
 
+    @classmethod
+    def refuse_one_run(cls, records: int) -> None:
+        """Raises ConfigError for more than one record, where canaries of one run are not known."""
+        if records > 1:
+            raise ConfigError(f"train.{cls.name} has no canaries of one run: leave canaries out.")
+
     def features(self, reply: Sequence[Tensor]) -> Tensor:
-        """What the tensors of a reply tell, as one vector; an audit compares it."""
+        """Returns one vector that holds all tensors of a reply; an audit compares it."""
         return torch.cat([values.flatten().double() for values in reply])
 
 

@@ -35,7 +35,6 @@ from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
-from fedsink.errors import ConfigError
 from fedsink.models.critics import Critic, CriticTraining
 from fedsink.privacy import PrivacyPlan
 from fedsink.privacy.adjacency import CLIENT, REPLACE_ONE, USER
@@ -141,8 +140,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         cancels in their difference, and the canary does not.
         """
         clip = ClipOfCritics.expect(plan.clip)
-        if records > 1:
-            raise ConfigError(f"train.{cls.name} has no canaries of one run: leave canaries out.")
+        cls.refuse_one_run(records)
         # Without a penalty a critic is as steep as it becomes: every clip binds.
         training = CriticTraining(
             clip.critics, steps=1, warm=30, batch=16, history=1, lr=0.05, penalty=0.0

@@ -20,7 +20,6 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
-from fedsink.errors import ConfigError
 from fedsink.models.weights import Pullback
 from fedsink.privacy import BatchClip, PrivacyPlan, Stream
 from fedsink.privacy.clips import ClipOfRecords
@@ -117,8 +116,7 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
 
         All of them count a row, two with its latent, which is another in every round.
         """
-        if records > 1:
-            raise ConfigError(f"train.{cls.name} has no canaries of one run: leave canaries out.")
+        cls.refuse_one_run(records)
         options = {"latent_dim": 1, "hidden": [1], "batch_norm": False, "output": "linear"}
         architecture = {"name": "mlp", "shape": [1], "classes": 1, "options": options}
         [pair] = DPSinkhornAnswer.canaries(plan)

@@ -19,7 +19,6 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.data.maps import PointBall
 from fedsink.data.spec import DataSpec
-from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_MECHANISMS, Stream
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.protocol.packing import Packed, digest, pack
@@ -113,8 +112,7 @@ class PrivatizeOnceAnswer(Answer):
           that is missing shows.
         - A label, with nearly all of ε (the most that randomized response grants, if that is less).
         """
-        if records > 1:
-            raise ConfigError(f"train.{cls.name} has no canaries of one run: leave canaries out.")
+        cls.refuse_one_run(records)
         norm = plan.image_mechanism.norm
         line, disc = (replace(plan, map=PointBall(norm, radius=1.0, size=d)) for d in (1, 2))
         label = min(0.99 * plan.epsilon, 20.0)
@@ -135,7 +133,7 @@ class PrivatizeOnceAnswer(Answer):
         ]
 
     def features(self, reply: Sequence[Tensor]) -> Tensor:
-        """The numbers in increasing order: an upload has none."""
+        """Returns the numbers in increasing order, since records are uploaded in a random one."""
         return super().features([values.sort(dim=0).values for values in reply])
 
 

@@ -283,6 +283,13 @@ _FAULTS_OF_SUMS: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
+def is_caught(plan: PrivacyPlan, trials: int, **faulty: Any) -> bool:
+    """True if a fault is found in an answer whose plan claims at most 1."""
+    assert plan.epsilon() <= 1
+    found, _ = audit(plan=plan, trials=trials, **faulty)
+    return any(finding.violated for finding in found)
+
+
 @pytest.mark.medium
 @pytest.mark.quick("forgotten*", "the same*")
 @pytest.mark.parametrize("clip", ["record", pytest.param("batch", marks=pytest.mark.slow)])
@@ -293,10 +300,8 @@ def test_planted_faults_are_caught_at_a_claim_of_one(
     if clip == "batch" and faulty.get("answer") is TwiceCounted:
         pytest.skip("a batch is clipped as one")
     audited = plan(clip, rounds=rounds)
-    assert audited.epsilon() <= 1
-    options = {"answer": DPSinkhornAnswer, "key": ReproducibleKey(4), **faulty}
-    found, _ = audit(plan=audited, trials=trials, **options)
-    assert any(finding.violated for finding in found)
+    faulty = {"answer": DPSinkhornAnswer, "key": ReproducibleKey(4), **faulty}
+    assert is_caught(audited, trials, **faulty)
 
 
 @pytest.mark.medium
@@ -448,10 +453,8 @@ def test_planted_faults_of_critics_are_caught(
     critics: int, rounds: int, trials: int, faulty: dict[str, Any]
 ) -> None:
     audited = of_critics(critics, rounds=rounds)
-    assert audited.epsilon() <= 1
-    options = {"answer": GSWGANAnswer, "key": ReproducibleKey(1), **faulty}
-    found, _ = audit(plan=audited, trials=trials, **options)
-    assert any(finding.violated for finding in found)
+    faulty = {"answer": GSWGANAnswer, "key": ReproducibleKey(1), **faulty}
+    assert is_caught(audited, trials, **faulty)
 
 
 @pytest.mark.medium
