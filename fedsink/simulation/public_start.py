@@ -44,7 +44,7 @@ _DRAWN = ("glyphs", "shapes")  # these draw the classes that they are asked for
 
 @dataclass(frozen=True)
 class SingleRuns:
-    """The functions of `fedsink.simulation.simulated_run` for single runs.
+    """The functions of `fedsink.simulation.simulated_run` by which a run plays its public start.
 
     Attributes:
         check: refuses a configuration that cannot run in a folder, and returns its settings.

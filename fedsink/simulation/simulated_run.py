@@ -138,13 +138,13 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     return RunSettings(server, node, engine)
 
 
-def _single_runs(debug: bool, *, public: bool = False) -> SingleRuns:
+def _single_runs(debug: bool) -> SingleRuns:
     """The functions by which a run plays its public start."""
 
     def settings(config: Config, path: Path) -> RunSettings:
-        return _prepared(config, path, RunIdentity.fresh(config["seed"]), public=public)[0]
+        return _prepared(config, path, RunIdentity.fresh(config["seed"]), public=True)[0]
 
-    begin = partial(start, debug=debug, public=public)
+    begin = partial(start, debug=debug, public=True)
     return SingleRuns(settings, begin, partial(resume, debug=debug))
 
 
@@ -198,7 +198,7 @@ def _prepared(
             "public.classes=…, or leave it out."
         )
     shards = _check(settings)
-    public_start.check(config, settings.server, _single_runs(debug=False, public=True))
+    public_start.check(config, settings.server, _single_runs(debug=False))
     return settings, shards
 
 
@@ -223,9 +223,7 @@ def _check(settings: RunSettings) -> dict[str, Any]:
 def _run(
     config: Config, settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool
 ) -> Path:
-    server = server_app(
-        public_start.begin(config, settings.server, folder, _single_runs(debug, public=True))
-    )
+    server = server_app(public_start.begin(config, settings.server, folder, _single_runs(debug)))
     try:
         if settings.engine.name == "flower":
             from fedsink.simulation.engine import run_flower
