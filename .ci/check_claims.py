@@ -87,7 +87,6 @@ CLAIMS = {
         "central, ten clients, ε = 1 | {new_ten_eps1.cnn} % | {dpdm_mnist_eps1.cnn} % (DPDM)",
         "ldp, Laplace noise, ε = 35 | {new_laplace.cnn} % | none with labels",
     ),
-    "CHANGELOG.md": ("(CNN {free.cnn}, or {free_60.cnn} with 60,000 pictures)",),
     "docs/notebook/gs-wgan.md": ("reads {critics.triple} over three seeds",),
     "docs/gs_wgan.md": (
         "publish {chen_mnist.triple} (LogReg / MLP / CNN; Tables 1 and A1)",
