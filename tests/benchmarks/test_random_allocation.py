@@ -1,4 +1,4 @@
-"""The laws behind docs/notebook/allocation.md, against the shipped accountant and a simulation."""
+"""The laws behind docs/notebook/central.md, against the shipped accountant and a simulation."""
 
 from __future__ import annotations
 

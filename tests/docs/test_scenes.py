@@ -256,7 +256,7 @@ NO_SCENE: dict[str, tuple[str, ...]] = {
     "docs/cluster.md": ("machines",),
     "docs/dpimagebench.md": ("GPU",),
     "docs/experiments.md": ("hours", "files"),
-    "docs/gpu.md": ("GPU",),
+    "docs/engines.md": ("GPU",),
     "docs/gs_wgan.md": ("files",),
     "docs/guide.md": ("files",),
     "docs/ldp.md": ("files",),
