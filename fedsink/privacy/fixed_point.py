@@ -19,7 +19,7 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import domain
-from fedsink.privacy.clips.base import refuse_infinite, shrunk
+from fedsink.privacy.clips import refuse_infinite, shrunk
 from fedsink.values import privacy_checks as checks
 
 GRANULARITY = domain.Interval("the granularity γ", 2.0**-100, 2.0**60)

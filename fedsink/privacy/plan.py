@@ -36,8 +36,7 @@ from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
-from fedsink.privacy.clips import Clip, clip_from_dict
-from fedsink.privacy.clips.base import refuse_infinite
+from fedsink.privacy.clips import Clip, clip_from_dict, refuse_infinite
 from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
 from fedsink.privacy.sampling import (
     PoissonSampler,

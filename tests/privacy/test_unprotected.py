@@ -19,7 +19,7 @@ from fedsink.privacy import (
     UnprotectedPlan,
     plan_from_dict,
 )
-from fedsink.privacy.clips.base import shrunk
+from fedsink.privacy.clips import shrunk
 
 from ..support.oracles import clipped_record_field
 

@@ -16,7 +16,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.privacy import CentralPlan, RecordClip, Stream, plan_from_dict
-from fedsink.privacy.clips.base import shrunk
+from fedsink.privacy.clips import shrunk
 from fedsink.privacy.domain import ROWS
 from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientReply
