@@ -26,7 +26,7 @@ from fedsink.privacy.mechanisms import (
     local_mechanism,
 )
 from fedsink.privacy.noise_share import LOCAL_NOISE, NoiseShare
-from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
+from fedsink.privacy.plan import CentralPlan, PrivacyPlan, UnprotectedPlan, plan_from_dict
 from fedsink.privacy.randomness.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.randomness.secure import SecureStream
@@ -38,7 +38,6 @@ from fedsink.privacy.sampling import (
     Schedule,
     TurnSchedule,
 )
-from fedsink.privacy.unprotected import UnprotectedPlan
 
 __all__ = [
     "ACCOUNTANTS",

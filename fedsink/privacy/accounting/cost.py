@@ -88,7 +88,7 @@ class Cost:
         return ("pld",) if self.by_pairs(rate) else ACCOUNTANTS
 
     def by_pairs(self, rate: float) -> bool:
-        """Tells whether ε is that of a pair of `replacement`, for which there is no Rényi bound."""
+        """True if ε is that of a pair of `replacement`, for which there is no Rényi bound."""
         replaced = self.adjacency == adjacencies.REPLACE_ONE and self.clip.sampled
         return replaced or self._asked_in_secret(rate)
 
@@ -236,11 +236,11 @@ class Cost:
         return self.clip.overflows(self.adjacency, self.capacity)
 
     def _unsampled(self, rate: float) -> bool:
-        """Tells whether the accounting assumes that a unit takes part in every use."""
+        """True if the accounting assumes that a unit takes part in every use."""
         return self._by_client or not (self.clip.sampled or self._asked_in_secret(rate))
 
     def _asked_in_secret(self, rate: float) -> bool:
-        """Tells whether the part that holds a unit is asked in a secret part of the rounds."""
+        """True if the part that holds a unit is asked in a secret part of the rounds."""
         return self.clip.asked_in_secret(rate) and not self._by_client
 
     def _of_unit(self, sigma: float) -> float:
