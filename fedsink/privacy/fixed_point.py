@@ -39,20 +39,11 @@ class FixedPoint:
         - The integers of a total lie within ±(R/γ + ½).
         - A total within R·(1 − 2⁻²⁰) loses at most γ/2 a value.
         - The decoded sum is that of the integers where it fits into b bits.
-
-    Args:
-        granularity: γ, a power of two, in units of the total.
-        bits: b, from 16 to 60.
-        radius: R: a longer total is projected on the ball of this radius, which moves no two
-            totals apart.
-
-    Raises:
-        PrivacyError: a value is out of range, γ is no power of two, or R/γ needs more than b bits.
     """
 
-    granularity: float
-    bits: int
-    radius: float
+    granularity: float  # γ, in units of the total
+    bits: int  # b, from 16 to 60
+    radius: float  # R: a longer total is projected on this ball, which moves no two totals apart
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "granularity", GRANULARITY.check(self.granularity))
@@ -74,24 +65,13 @@ class FixedPoint:
         return 1 << (self.bits - 1)
 
     def rounded(self, totals: torch.Tensor) -> torch.Tensor:
-        """The nearest integers to projected totals over γ, int64.
-
-        Args:
-            totals: (k, ...), each projected by itself; finite.
-
-        Raises:
-            PrivacyError: a total holds a non-finite entry; it was not clipped.
-        """
+        """The nearest integers to totals over γ, (k, ...) int64; each total is projected before."""
         refuse_infinite(totals)
         projected = shrunk(totals.to(torch.float64).unsqueeze(-1).flatten(1), self.radius)
         return self.nearest(projected).reshape(totals.shape)
 
     def nearest(self, values: torch.Tensor) -> torch.Tensor:
-        """The nearest integers to values over γ, int64; nothing is projected.
-
-        Raises:
-            PrivacyError: a value is not finite.
-        """
+        """The nearest integers to values over γ, int64; nothing is projected."""
         refuse_infinite(values)
         return (values.to(torch.float64) / self.granularity).round().to(torch.int64)
 

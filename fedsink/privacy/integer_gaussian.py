@@ -76,22 +76,12 @@ class IntegerGaussian:
         - Every value gets independent noise.
         - Nothing is released where a total is not finite.
         - What separates the sum from a Gaussian of the plan is computed, bounded and stated.
-
-    Args:
-        plan: of the sum.
-        sharers: t′ ≥ 1, the number of shares that carry the plan's noise.
-        fixed_point: γ, b and R.
-        size: d ≥ 1, number of values of one use.
-
-    Raises:
-        PrivacyError: a value is out of range, a share's noise does not fit into b bits, or the
-            divergence of the whole plan exceeds 10⁻⁹.
     """
 
-    plan: PrivacyPlan
-    sharers: int
+    plan: PrivacyPlan  # of the sum
+    sharers: int  # t′ ≥ 1, the number of shares that carry the plan's noise
     fixed_point: FixedPoint
-    size: int
+    size: int  # d ≥ 1, number of values of one use
 
     def __post_init__(self) -> None:
         checks.count("share", self.sharers)
@@ -121,25 +111,20 @@ class IntegerGaussian:
         """The mechanism with the finest γ whose sums fit into b bits, of the largest cohort.
 
         γ is the least power of two, from S·2⁻³⁰/√d on, with m·(R/γ + ½) + 12·√m·s < 2^(b−1) for
-        every cohort.
-
-        Args:
-            plan: of the sum.
-            cohorts: the sizes m of the cohorts, increasing.
-            size: d, number of values of one use.
-            bits: b.
-            radius: R.
-            tolerate_dropouts: number of shares that may be missing: t′ = m − this.
-
-        Raises:
-            PrivacyError: b bits leave room only for a γ that more than doubles the noise.
+        every cohort size m, increasing, and t′ = m − `tolerate_dropouts`. Raises PrivacyError where
+        b bits leave room only for a γ that more than doubles the noise.
         """
         checks.count("size", size)
+
+        def fits(cohort: int, grid: FixedPoint) -> bool:
+            noise = math.sqrt(cohort) * _scale(plan, cohort - tolerate_dropouts, grid, size)
+            return cohort * (grid.radius / grid.granularity + 0.5) + _TAIL * noise < grid.half
+
         exponent = math.floor(math.log2(plan.sensitivity * _USEFUL / math.sqrt(size)))
         while 2.0**exponent * math.sqrt(size) <= plan.sensitivity:
             if radius / 2.0**exponent < 1 << (bits - 1):
                 grid = FixedPoint(2.0**exponent, bits, radius)
-                if all(_fits(plan, m, m - tolerate_dropouts, grid, size) for m in cohorts):
+                if all(fits(cohort, grid) for cohort in cohorts):
                     return cls(plan, cohorts[-1] - tolerate_dropouts, grid, size)
             exponent += 1
         raise PrivacyError(
@@ -205,15 +190,8 @@ class IntegerGaussian:
     def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
         """Integers of several totals with a share of the noise each, modulo 2^b.
 
-        Args:
-            totals: (k, ...), of d values each.
-            streams: one for each client and use, never used before.
-
-        Returns:
-            (k, ...) int64 on the CPU, centred.
-
-        Raises:
-            PrivacyError: a total is not finite, or has another number of values.
+        The totals are (k, ...), of d values each; the streams, one for each client and use, were
+        never used before. Returns (k, ...) int64 on the CPU, centred.
         """
         self._check(totals)
         integers = self.fixed_point.rounded(totals).cpu()
@@ -230,13 +208,9 @@ class IntegerGaussian:
         single client's total is projected on the ball of the fixed point, which has room for it:
         the sum of a block is longer, and stays as it is.
 
-        Args:
-            totals: (k, ...), of d values each; of one block of clients each.
-            noise: a stream for only this sum; None: another part of it carries the noise.
-            cohort: m, number of clients of the whole sum.
-
-        Returns:
-            (...) int64 on the CPU, not reduced.
+        The totals are (k, ...), of one block of clients each; `noise` is a stream for only this
+        sum, or None where another part of it carries the noise; the whole sum is of m = `cohort`
+        clients. Returns (...) int64 on the CPU, not reduced.
         """
         self._check(totals)
         integers = self.fixed_point.nearest(totals).cpu().sum(0)
@@ -262,9 +236,3 @@ def _sensitivity(plan: PrivacyPlan, grid: FixedPoint, size: int) -> float:
 def _scale(plan: PrivacyPlan, sharers: int, grid: FixedPoint, size: int) -> float:
     noise = plan.noise_multiplier * _sensitivity(plan, grid, size)
     return math.sqrt(noise**2 / sharers + SMOOTHING**2)
-
-
-def _fits(plan: PrivacyPlan, cohort: int, sharers: int, grid: FixedPoint, size: int) -> bool:
-    signal = cohort * (grid.radius / grid.granularity + 0.5)
-    noise = math.sqrt(cohort) * _scale(plan, sharers, grid, size)
-    return signal + _TAIL * noise < grid.half

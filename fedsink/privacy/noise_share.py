@@ -102,11 +102,7 @@ class NoiseShare:
         return sorted({schedule.cohort(client, clients) for client in some})
 
     def check(self, schedule: Schedule, clients: int) -> None:
-        """Refuses to tolerate the loss of a whole cohort.
-
-        Raises:
-            PrivacyError: d leaves a cohort without a client that adds noise.
-        """
+        """Raises PrivacyError where d leaves a cohort without a client that adds noise."""
         smallest = self.cohorts(schedule, clients)[0]
         if self.tolerate_dropouts >= smallest:
             raise PrivacyError(
