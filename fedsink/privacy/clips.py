@@ -38,33 +38,19 @@ MOST_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class Clip(ABC):
-    """Bounds the change of a release by one protected unit.
+    """Bounds the change of a release by one protected unit."""
 
-    Args:
-        bound: of an L2 norm; finite and > 0.
-
-    Attributes:
-        name: as in a configuration and in a message.
-        needed: sentence of `expect` for a clip of another family, with a place for its name.
-        sampled: a batch of records is drawn; else every record takes part in every use.
-        per_record: each record's contribution is clipped by itself, and their sum is released.
-        published: only for comparison with published work, in simulations.
-        replacement: name of the dominating pair where one record or one answer replaces another;
-            see `fedsink.privacy.accounting.replacement`.
-        account_options: names of an account's options beside rate, noise and rounds; "turns"
-            is about the schedule, the others are read by `for_account`.
-
-    Raises:
-        PrivacyError: the bound is not a finite number > 0.
-    """
-
-    bound: float
-    name: ClassVar[str]
-    needed: ClassVar[str]
-    sampled: ClassVar[bool]
-    per_record: ClassVar[bool] = False
-    published: ClassVar[bool] = False
+    bound: float  # of an L2 norm
+    name: ClassVar[str]  # as in a configuration and in a message
+    needed: ClassVar[str]  # sentence of `expect` for a clip of another family, whose name goes in
+    sampled: ClassVar[bool]  # a batch of records is drawn; else all take part in every use
+    per_record: ClassVar[bool] = False  # each contribution is clipped by itself, their sum released
+    published: ClassVar[bool] = False  # only for comparison with published work, in simulations
+    # Name of the dominating pair where one record or one answer replaces another, see
+    # `fedsink.privacy.accounting.replacement`.
     replacement: ClassVar[str]
+    # Names of an account's options beside rate, noise and rounds; "turns" is about the schedule,
+    # the others are read by `for_account`.
     account_options: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

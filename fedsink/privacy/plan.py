@@ -165,10 +165,9 @@ class PrivacyPlan:
         """σ·S, the standard deviation of the noise on each released coordinate."""
         return self.noise_multiplier * self.sensitivity
 
-    @property
-    def _step(self) -> tuple[float, float, int, float]:
-        """(q, σ, uses of one unit in the whole run, δ), as `Cost` takes them."""
-        return self.rate, self.noise_multiplier, self.cost.uses(self.rounds), self.delta
+    def _step(self, rounds: int) -> tuple[float, float, int, float]:
+        """(q, σ, uses of one unit in the first rounds, δ), as `Cost` takes them."""
+        return self.rate, self.noise_multiplier, self.cost.uses(rounds), self.delta
 
     @property
     def event(self) -> Any:
@@ -189,11 +188,11 @@ class PrivacyPlan:
                 so small that already its overflow costs δ.
         """
         self.cost.check_overflow(self.rate, self.cost.uses(self.rounds), self.delta)
-        return self.cost.epsilon(*self._step, accountant)
+        return self.cost.epsilon(*self._step(self.rounds), accountant)
 
     def rough_epsilon(self, ceiling: float) -> float | None:
         """ε roughly where it is far above a ceiling, in milliseconds; None where it may be near."""
-        return self.cost.rough_epsilon(ceiling, *self._step)
+        return self.cost.rough_epsilon(ceiling, *self._step(self.rounds))
 
     def epsilon_unamplified(self, accountant: str = "pld") -> float:
         """ε of the same uses of the unsampled Gaussian.
@@ -202,17 +201,14 @@ class PrivacyPlan:
         the size or the running time of a batch without a fixed capacity.
         """
         self.cost.check_overflow(self.rate, self.cost.uses(self.rounds), self.delta)
-        return self.cost.epsilon_unamplified(*self._step, accountant)
+        return self.cost.epsilon_unamplified(*self._step(self.rounds), accountant)
 
     def epsilon_after(self, rounds: int, accountant: str = "pld") -> float:
-        """An upper bound on ε after the first `rounds` rounds, cheap enough for every round.
+        """An upper bound on ε after the first 0, ..., T rounds, cheap enough for every round.
 
         The accountant is run only on a geometric grid of uses, and its value at the next grid
         point bounds the points before it; the RDP bound fills the gaps where there is one. PRV,
         which takes too long for that, is run only for the last round.
-
-        Raises:
-            PrivacyError: If `rounds` is not in 0, ..., T.
         """
         checks.count("rounds", rounds, minimum=0)
         if rounds > self.rounds:
@@ -232,7 +228,7 @@ class PrivacyPlan:
 
         if check_accountant(accountant).startswith("rdp"):
             return exactly(uses)
-        filled = cost.quick_bound(self.rate, self.noise_multiplier, uses, self.delta)
+        filled = cost.quick_bound(*self._step(rounds))
         if accountant == "prv":
             return filled
         exponent = math.ceil(math.log(uses) / math.log(_CURVE_STEP) - 1e-9)
@@ -245,12 +241,9 @@ class PrivacyPlan:
         Before the last round it is the lesser of the Rényi bound and the whole run's ε. After the
         last round, and where Rényi DP has no bound, it is `epsilon_after`.
         """
-        cost, left = self.cost, checks.count("rounds", rounds, minimum=0) < self.rounds
-        if left and rounds and not cost.by_pairs(self.rate):
-            quick = cost.quick_bound(
-                self.rate, self.noise_multiplier, cost.uses(rounds), self.delta
-            )
-            return min(quick, self.epsilon(accountant))
+        left = checks.count("rounds", rounds, minimum=0) < self.rounds
+        if left and rounds and not self.cost.by_pairs(self.rate):
+            return min(self.cost.quick_bound(*self._step(rounds)), self.epsilon(accountant))
         return self.epsilon_after(rounds, accountant)
 
     def with_noise(self, variance: float) -> PrivacyPlan:
@@ -273,11 +266,7 @@ class PrivacyPlan:
         return stream.add_gaussian(total, self.noise_std)
 
     def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
-        """Releases of several totals, (k, ...), each as by `release` with its stream, stacked.
-
-        Raises:
-            PrivacyError: If a total holds a non-finite entry; then none is released.
-        """
+        """`release` of several totals, (k, ...), each with its own stream: of all, or of none."""
         refuse_infinite(totals)
         return add_gaussian_each(streams, totals, self.noise_std)
 
@@ -409,11 +398,7 @@ class UnprotectedPlan:
             raise PrivacyError(f"kind is {' or '.join(CLIPS)}, received {self.kind!r}.")
         object.__setattr__(self, "rate", self.clip.check_rate(self.rate))
         checks.one_of("schedule", self.schedule, SCHEDULES.values())
-        for name in ("capacity", "nominal_records"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(
-                    self, name, domain.RECORDS.check_count(checks.count(name, value))
-                )
+        domain.check_records(self, "capacity", "nominal_records")
 
     @property
     def clip(self) -> Clip:
@@ -472,11 +457,7 @@ CentralPlan = PrivacyPlan | UnprotectedPlan
 
 
 def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
-    """The plan written by either `to_dict`.
-
-    Raises:
-        PrivacyError: for a missing or unknown entry, or one out of range.
-    """
+    """The plan written by either `to_dict`; raises PrivacyError for any other table."""
     kind = UnprotectedPlan if "unprotected" in values else PrivacyPlan
     return kind.from_dict(values)
 

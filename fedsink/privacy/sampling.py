@@ -87,16 +87,11 @@ class Schedule(ABC):
 
     Rounds ask P = `cohorts` parts in turn, so that one part is asked in ⌈T/P⌉ of the first T
     rounds. A part is a class of labels at every client, or a group of clients.
-
-    Attributes:
-        name: as in a configuration and in a message.
-        classes: C where the rounds take turns at the classes of the labels, else 1.
-        published: only for comparison with published work, in simulations.
     """
 
-    name: ClassVar[str]
-    classes: int = 1
-    published: ClassVar[bool] = False
+    name: ClassVar[str]  # as in a configuration and in a message
+    classes: int = 1  # C where the rounds take turns at the classes of the labels
+    published: ClassVar[bool] = False  # only for comparison with published work, in simulations
 
     @property
     @abstractmethod
