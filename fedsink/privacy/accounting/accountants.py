@@ -54,8 +54,9 @@ def poisson_gaussian_epsilon(
     """ε(δ) of `uses` Poisson-subsampled Gaussians (q, σ a multiplier) under add/remove."""
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
+    epsilon = _EPSILON[check_accountant(accountant)]
     try:
-        bound = _EPSILON[check_accountant(accountant)](rate, sigma, uses, delta)
+        bound = epsilon(rate, sigma, uses, delta)
         return math.inf if math.isnan(bound) else max(0.0, bound)
     except PrivacyError:
         raise
