@@ -9,14 +9,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.fixed_point import check_bits
+from fedsink.privacy.integer_gaussian import check_bits
+from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.sampling import Schedule
-
-if TYPE_CHECKING:
-    from fedsink.privacy.plan import PrivacyPlan
 
 DRAWS = "auto", "clients", "sum"
 SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
