@@ -52,9 +52,8 @@ def test_the_bound_of_the_roundings_is_met():
 def test_integers_lie_within_the_radius_and_short_totals_are_kept(values):
     total = torch.tensor([values], dtype=torch.float64)
     integers = COARSE.rounded(total)
-    assert (
-        float(integers.double().norm()) <= COARSE.radius / COARSE.granularity + len(values) ** 0.5
-    )
+    most = COARSE.radius / COARSE.granularity + len(values) ** 0.5
+    assert float(integers.double().norm()) <= most
     if float(total.norm()) < COARSE.radius * 0.999:
         error = (COARSE.decoded(integers) - total).abs().amax()
         assert float(error) <= COARSE.granularity / 2 * (1 + 1e-9)

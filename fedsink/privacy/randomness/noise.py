@@ -80,7 +80,7 @@ class Stream:
     def __init__(self, key: bytes, *context: str | int | bytes) -> None:
         if not isinstance(key, bytes) or not key:
             raise PrivacyError("a stream's key must be non-empty bytes: pass for example 32 bytes.")
-        self._prefix = _encode(key) + b"".join(_encode(item) for item in context)
+        self._prefix = _encode(key) + b"".join(map(_encode, context))
         self._calls = itertools.count()  # its next() is atomic, as += is not
 
     def child(self, *context: str | int | bytes) -> Stream:
@@ -92,7 +92,7 @@ class Stream:
         if not context:
             raise PrivacyError("a child stream needs a context: name its purpose.")
         child = Stream.__new__(Stream)
-        child._prefix = self._prefix + b"".join(_encode(item) for item in context)
+        child._prefix = self._prefix + b"".join(map(_encode, context))
         child._calls = itertools.count()
         return child
 
