@@ -15,13 +15,18 @@ from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.privacy.clips import BatchClip, Clip, CriticClip, RecordClip, RowClip
-from fedsink.privacy.mechanisms import LOCAL_MECHANISMS, local_mechanism
-from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
-from fedsink.privacy.mechanisms.labels import ProductMechanism, RandomizedResponse
-from fedsink.privacy.mechanisms.laplace import LaplaceMechanism
-from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost
+from fedsink.privacy.mechanisms import (
+    LOCAL_MECHANISMS,
+    GaussianMechanism,
+    LaplaceMechanism,
+    LocalMechanism,
+    MatchedCost,
+    ProductMechanism,
+    RandomizedResponse,
+    local_mechanism,
+)
 from fedsink.privacy.noise_share import LOCAL_NOISE, NoiseShare
-from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
+from fedsink.privacy.plan import CentralPlan, PrivacyPlan, UnprotectedPlan, plan_from_dict
 from fedsink.privacy.randomness.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.randomness.secure import SecureStream
@@ -33,7 +38,6 @@ from fedsink.privacy.sampling import (
     Schedule,
     TurnSchedule,
 )
-from fedsink.privacy.unprotected import UnprotectedPlan
 
 __all__ = [
     "ACCOUNTANTS",

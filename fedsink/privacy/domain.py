@@ -35,15 +35,9 @@ from fedsink.values import privacy_checks as checks
 
 @dataclass(frozen=True)
 class Interval:
-    """The numbers from `low` to `high` that a quantity may have.
+    """The numbers from `low` to `high` that a quantity may have."""
 
-    Attributes:
-        name: the quantity and its symbol, as errors name it.
-        low: the smallest number allowed.
-        high: the largest number allowed.
-    """
-
-    name: str
+    name: str  # the quantity and its symbol, as errors name it
     low: float
     high: float
 
@@ -63,7 +57,7 @@ class Interval:
         return int(value)
 
     def holds(self, values: torch.Tensor) -> bool:
-        """Tells whether every entry lies inside, NaN never does. Copies nothing."""
+        """True if every entry lies inside; NaN never does. Copies nothing."""
         if values.numel() == 0:
             return True
         low, high = torch.aminmax(values)
@@ -84,20 +78,23 @@ def noise_scale(value: float) -> float:
     return value
 
 
-def _symmetric(name: str, largest: float) -> Interval:
-    return Interval(name, -largest, largest)
-
-
 CLIP_BOUND = Interval("the clip bound Δ", 2.0**-40, 2.0**40)
 NOISE_MULTIPLIER = Interval("the noise multiplier σ", 2.0**-40, 2.0**40)
 REGULARISATION = Interval("the regularisation λ", 2.0**-40, 2.0**40)
 COST_WEIGHT = Interval("the cost weight m", 0.0, 2.0**20)
 LABEL_WEIGHT = Interval("the label weight", 0.0, 2.0**20)
-ROWS = _symmetric("a row's coordinate", 2.0**20)
-LATENTS = _symmetric("a latent coordinate", 2.0**20)
-WEIGHTS = _symmetric("a generator's weight", 2.0**20)
-POTENTIALS = _symmetric("a potential", 2.0**40)
-GRADIENTS = _symmetric("a gradient's entry", 2.0**40)
+ROWS = Interval("a row's coordinate", -(2.0**20), 2.0**20)
+LATENTS = Interval("a latent coordinate", -(2.0**20), 2.0**20)
+WEIGHTS = Interval("a generator's weight", -(2.0**20), 2.0**20)
+POTENTIALS = Interval("a potential", -(2.0**40), 2.0**40)
+GRADIENTS = Interval("a gradient's entry", -(2.0**40), 2.0**40)
 ROUNDS = Interval("rounds", 1, 10_000_000)
 CLIENTS = Interval("a number of clients", 1, 2.0**40)
 RECORDS = Interval("a number of records", 1, 2.0**40)
+
+
+def check_records(plan: object, *names: str) -> None:
+    """Makes numbers of records of a frozen plan, where they are not None, ints inside `RECORDS`."""
+    for name in names:
+        if (value := getattr(plan, name)) is not None:
+            object.__setattr__(plan, name, RECORDS.check_count(checks.count(name, value)))

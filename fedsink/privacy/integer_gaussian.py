@@ -48,21 +48,107 @@ multiplier is √(s² − η²)/Δ = σ/√t′, by step 3; of k shares at least
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy import domain
+from fedsink.privacy.clips import refuse_infinite, shrunk
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.randomness.noise import SMOOTHING, Stream, integers_each
 from fedsink.values import privacy_checks as checks
 
+GRANULARITY = domain.Interval("the granularity γ", 2.0**-100, 2.0**60)
+RADIUS = domain.Interval("the radius R", 2.0**-60, 2.0**100)
+FEWEST_BITS, MOST_BITS = 16, 60
 MOST_DIVERGENCE = 1e-9
 _TAIL = 12.0  # standard deviations of a sum's noise for which b bits have room
 _USEFUL = 2.0**-30  # a finer granularity than this part of S/√d makes no noise smaller
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Public numbers that turn a client's total into integers of Z modulo 2^b, and sums back.
+
+    >>> grid = FixedPoint(granularity=0.25, bits=16, radius=2.0)
+    >>> grid.rounded(torch.tensor([[0.3, -0.9]]))
+    tensor([[ 1, -4]])
+    >>> grid.decoded(torch.tensor([2**16 - 4, 32767 + 32767]))
+    tensor([-1.0000, -0.5000], dtype=torch.float64)
+
+    Integers modulo 2^b are written centred: from −2^(b−1) to 2^(b−1) − 1. They add up exactly in
+    any order. γ is a power of two, so that dividing by it and multiplying with it round nothing.
+
+    Guarantees:
+        - Totals that are S apart in L2 have integers that are at most S/γ + √d apart, for d values.
+        - The integers of a total lie within ±(R/γ + ½).
+        - A total within R·(1 − 2⁻²⁰) loses at most γ/2 a value.
+        - The decoded sum is that of the integers where it fits into b bits.
+    """
+
+    granularity: float  # γ, in units of the total
+    bits: int  # b, from 16 to 60
+    radius: float  # R: a longer total is projected on this ball, which moves no two totals apart
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "granularity", GRANULARITY.check(self.granularity))
+        object.__setattr__(self, "radius", RADIUS.check(self.radius))
+        object.__setattr__(self, "bits", check_bits(self.bits))
+        if math.frexp(self.granularity)[0] != 0.5:
+            raise PrivacyError(
+                f"the granularity γ must be a power of two, received {self.granularity!r}."
+            )
+        if self.radius / self.granularity >= self.half:
+            raise PrivacyError(
+                f"integers up to R/γ = {self.radius / self.granularity:.4g} do not fit into "
+                f"{self.bits} bits: raise the granularity, or noise.bits."
+            )
+
+    @property
+    def half(self) -> int:
+        """2^(b−1), half of the modulus."""
+        return 1 << (self.bits - 1)
+
+    def rounded(self, totals: torch.Tensor) -> torch.Tensor:
+        """The nearest integers to totals over γ, (k, ...) int64; each total is projected before."""
+        refuse_infinite(totals)
+        projected = shrunk(totals.to(torch.float64).unsqueeze(-1).flatten(1), self.radius)
+        return self.nearest(projected).reshape(totals.shape)
+
+    def nearest(self, values: torch.Tensor) -> torch.Tensor:
+        """The nearest integers to values over γ, int64; nothing is projected."""
+        refuse_infinite(values)
+        return (values.to(torch.float64) / self.granularity).round().to(torch.int64)
+
+    def wrapped(self, integers: torch.Tensor) -> torch.Tensor:
+        """Integers modulo 2^b, centred; int64 that overflowed is right as well, for 2^b | 2^64."""
+        return ((integers + self.half) & (2 * self.half - 1)) - self.half
+
+    def decoded(self, integers: torch.Tensor) -> torch.Tensor:
+        """The value of a sum of integers in units of the totals, float64."""
+        return self.wrapped(integers).to(torch.float64) * self.granularity
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; `from_dict` inverts it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any] | None) -> FixedPoint | None:
+        """Reads what `to_dict` wrote; None stands for none. Raises TypeError or PrivacyError."""
+        return None if values is None else cls(**values)
+
+
+def check_bits(bits: object) -> int:
+    """Returns b as an int; raises PrivacyError unless it is a whole number from 16 to 60."""
+    number = checks.count("noise.bits", bits)
+    if not FEWEST_BITS <= number <= MOST_BITS:
+        raise PrivacyError(
+            f"noise.bits must be a whole number from {FEWEST_BITS} to {MOST_BITS}, not {bits!r}."
+        )
+    return number
 
 
 @dataclass(frozen=True)
@@ -76,22 +162,12 @@ class IntegerGaussian:
         - Every value gets independent noise.
         - Nothing is released where a total is not finite.
         - What separates the sum from a Gaussian of the plan is computed, bounded and stated.
-
-    Args:
-        plan: of the sum.
-        sharers: t′ ≥ 1, the number of shares that carry the plan's noise.
-        fixed_point: γ, b and R.
-        size: d ≥ 1, number of values of one use.
-
-    Raises:
-        PrivacyError: a value is out of range, a share's noise does not fit into b bits, or the
-            divergence of the whole plan exceeds 10⁻⁹.
     """
 
-    plan: PrivacyPlan
-    sharers: int
+    plan: PrivacyPlan  # of the sum
+    sharers: int  # t′ ≥ 1, the number of shares that carry the plan's noise
     fixed_point: FixedPoint
-    size: int
+    size: int  # d ≥ 1, number of values of one use
 
     def __post_init__(self) -> None:
         checks.count("share", self.sharers)
@@ -121,25 +197,20 @@ class IntegerGaussian:
         """The mechanism with the finest γ whose sums fit into b bits, of the largest cohort.
 
         γ is the least power of two, from S·2⁻³⁰/√d on, with m·(R/γ + ½) + 12·√m·s < 2^(b−1) for
-        every cohort.
-
-        Args:
-            plan: of the sum.
-            cohorts: the sizes m of the cohorts, increasing.
-            size: d, number of values of one use.
-            bits: b.
-            radius: R.
-            tolerate_dropouts: number of shares that may be missing: t′ = m − this.
-
-        Raises:
-            PrivacyError: b bits leave room only for a γ that more than doubles the noise.
+        every cohort size m, increasing, and t′ = m − `tolerate_dropouts`. Raises PrivacyError where
+        b bits leave room only for a γ that more than doubles the noise.
         """
         checks.count("size", size)
+
+        def fits(cohort: int, grid: FixedPoint) -> bool:
+            noise = math.sqrt(cohort) * _scale(plan, cohort - tolerate_dropouts, grid, size)
+            return cohort * (grid.radius / grid.granularity + 0.5) + _TAIL * noise < grid.half
+
         exponent = math.floor(math.log2(plan.sensitivity * _USEFUL / math.sqrt(size)))
         while 2.0**exponent * math.sqrt(size) <= plan.sensitivity:
             if radius / 2.0**exponent < 1 << (bits - 1):
                 grid = FixedPoint(2.0**exponent, bits, radius)
-                if all(_fits(plan, m, m - tolerate_dropouts, grid, size) for m in cohorts):
+                if all(fits(cohort, grid) for cohort in cohorts):
                     return cls(plan, cohorts[-1] - tolerate_dropouts, grid, size)
             exponent += 1
         raise PrivacyError(
@@ -205,15 +276,8 @@ class IntegerGaussian:
     def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
         """Integers of several totals with a share of the noise each, modulo 2^b.
 
-        Args:
-            totals: (k, ...), of d values each.
-            streams: one for each client and use, never used before.
-
-        Returns:
-            (k, ...) int64 on the CPU, centred.
-
-        Raises:
-            PrivacyError: a total is not finite, or has another number of values.
+        The totals are (k, ...), of d values each; the streams, one for each client and use, were
+        never used before. Returns (k, ...) int64 on the CPU, centred.
         """
         self._check(totals)
         integers = self.fixed_point.rounded(totals).cpu()
@@ -230,13 +294,9 @@ class IntegerGaussian:
         single client's total is projected on the ball of the fixed point, which has room for it:
         the sum of a block is longer, and stays as it is.
 
-        Args:
-            totals: (k, ...), of d values each; of one block of clients each.
-            noise: a stream for only this sum; None: another part of it carries the noise.
-            cohort: m, number of clients of the whole sum.
-
-        Returns:
-            (...) int64 on the CPU, not reduced.
+        The totals are (k, ...), of one block of clients each; `noise` is a stream for only this
+        sum, or None where another part of it carries the noise; the whole sum is of m = `cohort`
+        clients. Returns (...) int64 on the CPU, not reduced.
         """
         self._check(totals)
         integers = self.fixed_point.nearest(totals).cpu().sum(0)
@@ -262,9 +322,3 @@ def _sensitivity(plan: PrivacyPlan, grid: FixedPoint, size: int) -> float:
 def _scale(plan: PrivacyPlan, sharers: int, grid: FixedPoint, size: int) -> float:
     noise = plan.noise_multiplier * _sensitivity(plan, grid, size)
     return math.sqrt(noise**2 / sharers + SMOOTHING**2)
-
-
-def _fits(plan: PrivacyPlan, cohort: int, sharers: int, grid: FixedPoint, size: int) -> bool:
-    signal = cohort * (grid.radius / grid.granularity + 0.5)
-    noise = math.sqrt(cohort) * _scale(plan, sharers, grid, size)
-    return signal + _TAIL * noise < grid.half

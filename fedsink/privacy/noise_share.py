@@ -9,14 +9,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.fixed_point import check_bits
+from fedsink.privacy.integer_gaussian import check_bits
+from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.sampling import Schedule
-
-if TYPE_CHECKING:
-    from fedsink.privacy.plan import PrivacyPlan
 
 DRAWS = "auto", "clients", "sum"
 SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
@@ -102,11 +99,7 @@ class NoiseShare:
         return sorted({schedule.cohort(client, clients) for client in some})
 
     def check(self, schedule: Schedule, clients: int) -> None:
-        """Refuses to tolerate the loss of a whole cohort.
-
-        Raises:
-            PrivacyError: d leaves a cohort without a client that adds noise.
-        """
+        """Raises PrivacyError where d leaves a cohort without a client that adds noise."""
         smallest = self.cohorts(schedule, clients)[0]
         if self.tolerate_dropouts >= smallest:
             raise PrivacyError(

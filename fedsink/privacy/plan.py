@@ -2,7 +2,7 @@
 
 The plan is for the server that starts a run and for the nodes that answer it: all read σ and ε
 from one plan, so all added noise is accounted for. `PrivacyPlan.solve` is the entry point:
-any two of ε, σ and rounds give the third.
+any two of ε, σ and rounds give the third. `UnprotectedPlan` is for ceilings on public data.
 
 >>> from fedsink.privacy import ClassSchedule, RecordClip, Stream
 >>> plan = PrivacyPlan.solve(
@@ -24,7 +24,7 @@ torch.Size([2, 3])
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -36,20 +36,16 @@ from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
-from fedsink.privacy.clips import Clip, clip_from_dict
-from fedsink.privacy.clips.base import refuse_infinite
+from fedsink.privacy.clips import CLIPS, Clip, clip_from_dict, refuse_infinite
 from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
-from fedsink.privacy.sampling import (
-    PoissonSampler,
-    Schedule,
-    schedule_from_dict,
-)
-from fedsink.privacy.unprotected import UnprotectedPlan, refuse_other_entries
+from fedsink.privacy.sampling import SCHEDULES, PoissonSampler, Schedule, schedule_from_dict
 from fedsink.values import privacy_checks as checks
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
 _AS_STATED = 0.99  # a plan that costs less than a stated ε is not the one that was stated
 _CURVE_STEP = 1.25  # from one number of uses that `epsilon_after` prices exactly to the next
+# No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.
+UNREACHED = 2.0**100
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ class PrivacyPlan:
 
     @property
     def published(self) -> bool:
-        """Tells whether clip or schedule are for comparison with published work."""
+        """True if clip or schedule are for comparison with published work."""
         return self.clip.published or self.schedule.published
 
     @property
@@ -169,6 +165,10 @@ class PrivacyPlan:
         """σ·S, the standard deviation of the noise on each released coordinate."""
         return self.noise_multiplier * self.sensitivity
 
+    def _step(self, rounds: int) -> tuple[float, float, int, float]:
+        """(q, σ, uses of one unit in the first rounds, δ), as `Cost` takes them."""
+        return self.rate, self.noise_multiplier, self.cost.uses(rounds), self.delta
+
     @property
     def event(self) -> Any:
         """The whole run as a `dp_accounting.DpEvent`, to be read under the plan's adjacency."""
@@ -178,8 +178,7 @@ class PrivacyPlan:
     @property
     def overflow(self) -> float:
         """The part of δ that a full batch costs; 0 without a capacity or with the batch clip."""
-        cost = self.cost
-        return cost.overflow(self.rate, cost.uses(self.rounds))
+        return self.cost.overflow(self.rate, self.cost.uses(self.rounds))
 
     def epsilon(self, accountant: str = "pld") -> float:
         """ε of the whole run at the plan's δ, under the plan's adjacency.
@@ -188,16 +187,12 @@ class PrivacyPlan:
             PrivacyError: If the accountant has no bound under the adjacency, or the capacity is
                 so small that already its overflow costs δ.
         """
-        cost = self.cost
-        uses = cost.uses(self.rounds)
-        cost.check_overflow(self.rate, uses, self.delta)
-        return cost.epsilon(self.rate, self.noise_multiplier, uses, self.delta, accountant)
+        self.cost.check_overflow(self.rate, self.cost.uses(self.rounds), self.delta)
+        return self.cost.epsilon(*self._step(self.rounds), accountant)
 
     def rough_epsilon(self, ceiling: float) -> float | None:
         """ε roughly where it is far above a ceiling, in milliseconds; None where it may be near."""
-        cost = self.cost
-        uses = cost.uses(self.rounds)
-        return cost.rough_epsilon(ceiling, self.rate, self.noise_multiplier, uses, self.delta)
+        return self.cost.rough_epsilon(ceiling, *self._step(self.rounds))
 
     def epsilon_unamplified(self, accountant: str = "pld") -> float:
         """ε of the same uses of the unsampled Gaussian.
@@ -205,22 +200,15 @@ class PrivacyPlan:
         This ε remains against an adversary who learns which records were sampled, for example from
         the size or the running time of a batch without a fixed capacity.
         """
-        cost = self.cost
-        uses = cost.uses(self.rounds)
-        cost.check_overflow(self.rate, uses, self.delta)
-        return cost.epsilon_unamplified(
-            self.rate, self.noise_multiplier, uses, self.delta, accountant
-        )
+        self.cost.check_overflow(self.rate, self.cost.uses(self.rounds), self.delta)
+        return self.cost.epsilon_unamplified(*self._step(self.rounds), accountant)
 
     def epsilon_after(self, rounds: int, accountant: str = "pld") -> float:
-        """An upper bound on ε after the first `rounds` rounds, cheap enough for every round.
+        """An upper bound on ε after the first 0, ..., T rounds, cheap enough for every round.
 
         The accountant is run only on a geometric grid of uses, and its value at the next grid
         point bounds the points before it; the RDP bound fills the gaps where there is one. PRV,
         which takes too long for that, is run only for the last round.
-
-        Raises:
-            PrivacyError: If `rounds` is not in 0, ..., T.
         """
         checks.count("rounds", rounds, minimum=0)
         if rounds > self.rounds:
@@ -240,7 +228,7 @@ class PrivacyPlan:
 
         if check_accountant(accountant).startswith("rdp"):
             return exactly(uses)
-        filled = cost.quick_bound(self.rate, self.noise_multiplier, uses, self.delta)
+        filled = cost.quick_bound(*self._step(rounds))
         if accountant == "prv":
             return filled
         exponent = math.ceil(math.log(uses) / math.log(_CURVE_STEP) - 1e-9)
@@ -253,12 +241,9 @@ class PrivacyPlan:
         Before the last round it is the lesser of the Rényi bound and the whole run's ε. After the
         last round, and where Rényi DP has no bound, it is `epsilon_after`.
         """
-        cost, left = self.cost, checks.count("rounds", rounds, minimum=0) < self.rounds
-        if left and rounds and not cost.by_pairs(self.rate):
-            quick = cost.quick_bound(
-                self.rate, self.noise_multiplier, cost.uses(rounds), self.delta
-            )
-            return min(quick, self.epsilon(accountant))
+        left = checks.count("rounds", rounds, minimum=0) < self.rounds
+        if left and rounds and not self.cost.by_pairs(self.rate):
+            return min(self.cost.quick_bound(*self._step(rounds)), self.epsilon(accountant))
         return self.epsilon_after(rounds, accountant)
 
     def with_noise(self, variance: float) -> PrivacyPlan:
@@ -281,23 +266,18 @@ class PrivacyPlan:
         return stream.add_gaussian(total, self.noise_std)
 
     def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
-        """Releases of several totals, (k, ...), each as by `release` with its stream, stacked.
-
-        Raises:
-            PrivacyError: If a total holds a non-finite entry; then none is released.
-        """
+        """`release` of several totals, (k, ...), each with its own stream: of all, or of none."""
         refuse_infinite(totals)
         return add_gaussian_each(streams, totals, self.noise_std)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `from_dict` gives the same plan back."""
-        parts = {"clip": self.clip.to_dict(), "schedule": self.schedule.to_dict()}
-        return {**vars(self), **parts}
+        return {**vars(self), "clip": self.clip.to_dict(), "schedule": self.schedule.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPlan:
         """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
-        refuse_other_entries(values, [field.name for field in fields(cls)])
+        _refuse_other_entries(values, [field.name for field in fields(cls)])
         try:
             clip, schedule = clip_from_dict(values["clip"]), schedule_from_dict(values["schedule"])
             return cls(**{**values, "clip": clip, "schedule": schedule})
@@ -352,16 +332,17 @@ class PrivacyPlan:
         cost = Cost(clip, schedule, adjacency, capacity, nominal_records)
         stated = None not in (eps, sigma, rounds)
         how: dict[str, Any] = {"delta": delta, "accountant": accountant, "cost": cost}
-        if sigma is None:
-            if eps is None or rounds is None:
-                raise PrivacyError(_two_of_three(eps, sigma, rounds))
+        if sigma is None and eps is not None and rounds is not None:
             uses = cost.uses(checks.count("rounds", rounds))
             sigma = sigma_for(eps, rate=rate, uses=uses, **how)
-        elif rounds is None:
-            if eps is None:
-                raise PrivacyError(_two_of_three(eps, sigma, rounds))
+        elif rounds is None and eps is not None and sigma is not None:
             most = cost.rounds_within(uses_for(eps, rate=rate, sigma=sigma, **how))
             rounds = min(most, int(domain.ROUNDS.high))
+        elif sigma is None or rounds is None:
+            raise PrivacyError(
+                "two of eps, sigma and rounds are needed to solve for the third, received "
+                f"eps={eps}, sigma={sigma}, rounds={rounds}: give one more."
+            )
         plan = cls(rate, sigma, rounds, clip, schedule, delta, adjacency, capacity, nominal_records)
         if eps is not None:
             checks.positive("eps", eps)
@@ -374,21 +355,118 @@ class PrivacyPlan:
         return plan
 
 
+@dataclass(frozen=True)
+class UnprotectedPlan:
+    """The rounds of a `PrivacyPlan` with neither clip nor noise; ε = ∞.
+
+    For ceilings on public data only. A node answers it only where its owner's settings say so;
+    neither a policy nor a message can.
+
+    Guarantees:
+        - A release is the computed total, without noise and unclipped.
+        - ε is infinite from the first round on.
+        - It is never read as a plan that protects, and no such plan is read as this one.
+
+    Args:
+        rate: q in (0, 1], probability with which a record enters a round's batch.
+        rounds: T ≥ 1.
+        kind: name of the clip that the same rounds would have under protection, one of
+            `fedsink.privacy.clips.CLIPS`.
+        schedule: one of `fedsink.privacy.sampling.SCHEDULES`.
+        capacity: B ≥ 1: at most B sampled records take part; None: all of them.
+        nominal_records: N ≥ 1, public: no client takes part with more records; None: any.
+
+    Raises:
+        PrivacyError: If a value is out of range.
+    """
+
+    rate: float
+    rounds: int
+    kind: str
+    schedule: Schedule
+    capacity: int | None = None
+    nominal_records: int | None = None
+
+    noise_std: ClassVar[float] = 0.0
+    protected: ClassVar[Literal[False]] = False
+    unit: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        rounds = domain.ROUNDS.check_count(checks.count("rounds", self.rounds))
+        object.__setattr__(self, "rounds", rounds)
+        if self.kind not in CLIPS:
+            raise PrivacyError(f"kind is {' or '.join(CLIPS)}, received {self.kind!r}.")
+        object.__setattr__(self, "rate", self.clip.check_rate(self.rate))
+        checks.one_of("schedule", self.schedule, SCHEDULES.values())
+        domain.check_records(self, "capacity", "nominal_records")
+
+    @property
+    def clip(self) -> Clip:
+        """The clip of this kind, with a bound that no gradient reaches."""
+        return CLIPS[self.kind](UNREACHED)
+
+    @property
+    def sampler(self) -> PoissonSampler:
+        return PoissonSampler(self.rate)
+
+    @property
+    def uses(self) -> int:
+        return self.schedule.uses(self.rounds)
+
+    def epsilon(self, accountant: str = "pld") -> float:
+        """∞, whatever the accountant."""
+        return math.inf
+
+    def epsilon_after(self, rounds: int, accountant: str = "pld") -> float:
+        """∞ after any round; 0 before the first."""
+        return math.inf if checks.count("rounds", rounds, minimum=0) else 0.0
+
+    epsilon_bound_after = epsilon_after
+
+    def with_noise(self, variance: float) -> UnprotectedPlan:
+        """Returns this plan: there is no noise to scale."""
+        return self
+
+    def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
+        """`total` itself, as float32."""
+        return total.to(torch.float32)
+
+    def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
+        """The totals of several clients themselves, as float32."""
+        return totals.to(torch.float32)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-able values; `from_dict` gives the same plan back."""
+        return {"unprotected": True, **vars(self), "schedule": self.schedule.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> UnprotectedPlan:
+        """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
+        names = [field.name for field in fields(cls)]
+        _refuse_other_entries(values, ["unprotected", *names])
+        try:
+            schedule = schedule_from_dict(values["schedule"])
+            return cls(**{**{name: values[name] for name in names}, "schedule": schedule})
+        except (KeyError, TypeError) as error:
+            raise PrivacyError(
+                f"the plan's entry {error} is missing or unknown: use UnprotectedPlan.to_dict."
+            ) from None
+
+
 CentralPlan = PrivacyPlan | UnprotectedPlan
 
 
 def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
-    """The plan written by either `to_dict`.
-
-    Raises:
-        PrivacyError: for a missing or unknown entry, or one out of range.
-    """
+    """The plan written by either `to_dict`; raises PrivacyError for any other table."""
     kind = UnprotectedPlan if "unprotected" in values else PrivacyPlan
     return kind.from_dict(values)
 
 
-def _two_of_three(eps: float | None, sigma: float | None, rounds: int | None) -> str:
-    return (
-        "two of eps, sigma and rounds are needed to solve for the third, received "
-        f"eps={eps}, sigma={sigma}, rounds={rounds}: give one more."
-    )
+def _refuse_other_entries(values: object, names: Iterable[str]) -> None:
+    """Raises PrivacyError unless a plan's table has exactly these entries."""
+    if not isinstance(values, Mapping):
+        raise PrivacyError(f"a plan is a table, as its to_dict writes it, not {values!r}.")
+    if other := sorted(map(str, set(values) ^ set(names))):
+        raise PrivacyError(
+            f"the plan's entry {other[0]!r} is missing or unknown: use the plan's to_dict."
+        )

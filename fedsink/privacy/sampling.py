@@ -57,11 +57,7 @@ class PoissonSampler:
         return torch.nonzero(stream.uniform(n) < self.rate).flatten()
 
     def draw_each(self, sizes: Sequence[int], streams: Sequence[Stream]) -> torch.Tensor:
-        """Marks of the records that `draw` samples at several owners, each with its own stream.
-
-        Returns:
-            (Σ sizes,) bool, the owners' records one after the other.
-        """
+        """Marks of what `draw` samples at each owner by its own stream, in order, (Σ sizes,)."""
         if any(type(stream) is not Stream for stream in streams):  # which override the draws
             drawn = [s.uniform(size) for s, size in zip(streams, sizes, strict=True)]
             return torch.cat([torch.empty(0, dtype=torch.float64), *drawn]) < self.rate
@@ -91,16 +87,11 @@ class Schedule(ABC):
 
     Rounds ask P = `cohorts` parts in turn, so that one part is asked in ⌈T/P⌉ of the first T
     rounds. A part is a class of labels at every client, or a group of clients.
-
-    Attributes:
-        name: as in a configuration and in a message.
-        classes: C where the rounds take turns at the classes of the labels, else 1.
-        published: only for comparison with published work, in simulations.
     """
 
-    name: ClassVar[str]
-    classes: int = 1
-    published: ClassVar[bool] = False
+    name: ClassVar[str]  # as in a configuration and in a message
+    classes: int = 1  # C where the rounds take turns at the classes of the labels
+    published: ClassVar[bool] = False  # only for comparison with published work, in simulations
 
     @property
     @abstractmethod
@@ -121,11 +112,11 @@ class Schedule(ABC):
         return checks.count("uses", uses, minimum=0) * self.cohorts
 
     def label(self, client: int, round: int) -> int | None:
-        """The class that `client` uses in this round; None: all of them."""
+        """The class that `client` uses in this round, None for all of them."""
         return None
 
     def answers(self, client: int, round: int) -> bool:
-        """Tells whether `client` is asked in `round`."""
+        """True if `client` is asked in `round`."""
         return True
 
     def answered(self, client: int, round: int) -> int:
@@ -182,16 +173,14 @@ class ClassSchedule(Schedule):
 
     @property
     def cohorts(self) -> int:
-        """C, number of cohorts of clients, if there are at least as many clients."""
         return self.classes
 
     @property
     def of_client(self) -> JointSchedule:
-        """The schedule of a whole client's rounds: it takes part in all of them."""
+        """A client takes part in all rounds."""
         return JointSchedule()
 
     def label(self, client: int, round: int) -> int:
-        """The class that `client` uses in `round`: (client + round) mod C."""
         return (client + round) % self.classes
 
 
@@ -221,15 +210,12 @@ class TurnSchedule(Schedule):
 
     @property
     def cohorts(self) -> int:
-        """P, number of cohorts of clients, if there are at least as many clients."""
         return self.turns
 
     def answers(self, client: int, round: int) -> bool:
-        """Tells whether `client` is asked in `round`: where round ≡ client mod P."""
         return (round - client) % self.turns == 0
 
     def answered(self, client: int, round: int) -> int:
-        """Number of rounds before this one in which `client` is asked."""
         return len(range((client - 1) % self.turns + 1, round, self.turns))
 
 
@@ -270,15 +256,11 @@ class PickSchedule(Schedule):
         return self.clients
 
     def uses(self, rounds: int) -> int:
-        """Number of the first T rounds that can touch one record: of the client picked most.
-
-        Raises:
-            PrivacyError: T is negative or outside the public domain.
-        """
+        """Number of the first T rounds that ask the client picked most; T ≤ 10⁷."""
         return int(self._until(rounds).most[rounds - 1]) if rounds else 0
 
     def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds that touch a record at most `uses` times, up to 10⁷."""
+        """The largest number of rounds up to 10⁷ that touch a record at most `uses` times."""
         most = int(domain.ROUNDS.high)
         rounds = min(most, checks.count("uses", uses, minimum=0) + 1)
         while self.uses(rounds) <= uses:
@@ -288,11 +270,9 @@ class PickSchedule(Schedule):
         return int(np.searchsorted(self._until(rounds).most, uses, side="right"))
 
     def answers(self, client: int, round: int) -> bool:
-        """Tells whether `client` is asked in `round`: where it is picked."""
         return bool(self._until(round).clients[round - 1] == client)
 
     def answered(self, client: int, round: int) -> int:
-        """Number of rounds before this one in which `client` is asked."""
         return int((self._until(round).clients[: round - 1] == client).sum())
 
     def members(self, client: int, clients: int) -> range:
@@ -306,15 +286,8 @@ class PickSchedule(Schedule):
 
 
 class _Picks(NamedTuple):
-    """The picks of the first rounds.
-
-    Attributes:
-        clients: the client picked in each round.
-        most: uses of the client picked most, up to and including each round.
-    """
-
-    clients: np.ndarray
-    most: np.ndarray
+    clients: np.ndarray  # picked in each round
+    most: np.ndarray  # uses of the client picked most, up to and including each round
 
 
 @lru_cache(maxsize=4)
@@ -339,9 +312,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 def schedule_from_dict(values: Mapping[str, Any]) -> Schedule:
     """The schedule written by `Schedule.to_dict`.
 
-    Raises:
-        PrivacyError: If a value is out of range.
-        KeyError, TypeError: If an entry is missing or unknown.
+    Raises PrivacyError for a value out of range, KeyError or TypeError for an entry that is missing
+    or unknown.
     """
     options = {**values}
     kind = SCHEDULES[options.pop("name")]

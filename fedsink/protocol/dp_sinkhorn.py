@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsink.privacy import domain
 from fedsink.privacy.clips import ClipOfRecords
-from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.privacy.plan import CentralPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import Packed, pack, unpack

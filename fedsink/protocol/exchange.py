@@ -19,7 +19,7 @@ from fedsink.protocol.packing import Packed
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
 
-    from fedsink.privacy.fixed_point import FixedPoint
+    from fedsink.privacy.integer_gaussian import FixedPoint
 
 
 class Content:

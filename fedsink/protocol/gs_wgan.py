@@ -24,7 +24,7 @@ from fedsink.models.critics import (
 from fedsink.privacy import CentralPlan, Stream, plan_from_dict
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.domain import Interval
-from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.protocol.requests import (
     UNNAMED,
     CentralRequest,

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import domain
-from fedsink.privacy.fixed_point import FixedPoint
-from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.plan import CentralPlan
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.packing import Packed, packed, unpack

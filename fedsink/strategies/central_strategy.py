@@ -30,8 +30,7 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.clips import Clip
-from fedsink.privacy.fixed_point import FixedPoint
-from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.exchange import Broadcast, Content, Reduction, Sum

@@ -14,8 +14,7 @@ from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.privacy.accounting.comparison import MANY_POINTS
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import REPLACE_ONE
-from fedsink.privacy.fixed_point import FixedPoint
-from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.plan import plan_from_dict
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.strategies.central_statement import (

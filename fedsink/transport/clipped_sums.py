@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsink.privacy.clips.base import shrunk
+from fedsink.privacy.clips import shrunk
 
 # Room for rounding: contributions are clipped to Δ(1 − 2⁻¹⁶), so that what all roundings of a sum
 # can move (less than Δ·2⁻¹⁶, see matmul_keeps_the_bound) still fits below Δ.

@@ -14,7 +14,7 @@ import torch
 
 from fedsink.clients.shard import Shard
 from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream, domain
-from fedsink.privacy.clips.base import shrunk
+from fedsink.privacy.clips import shrunk
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED
 from fedsink.protocol.packing import unpack

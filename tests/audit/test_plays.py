@@ -34,7 +34,7 @@ from fedsink.privacy import (
     local_mechanism,
 )
 from fedsink.privacy.accounting.accountants import gaussian_delta
-from fedsink.privacy.clips.base import shrunk
+from fedsink.privacy.clips import shrunk
 from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.packing import pack

@@ -9,8 +9,7 @@ import pytest
 from fedsink.clients.central import central_charge
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.privacy.accounting.accountants import poisson_gaussian
-from fedsink.privacy.fixed_point import FixedPoint
-from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 
 from ..support.requests import GRID
 

@@ -20,8 +20,7 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import BudgetError, PrivacyError, ReleaseRefusedError
-from fedsink.privacy.fixed_point import FixedPoint
-from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.packing import digest

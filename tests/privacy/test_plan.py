@@ -24,18 +24,22 @@ from fedsink.privacy import (
     RowClip,
     Stream,
     TurnSchedule,
+    UnprotectedPlan,
     epsilon,
     overflow_probability,
+    plan_from_dict,
 )
 from fedsink.privacy.accounting.accountants import pld_epsilon, rdp_epsilon
-from fedsink.privacy.plan import plan_from_dict
-from fedsink.privacy.unprotected import UnprotectedPlan
+from fedsink.privacy.clips import shrunk
+
+from ..support.oracles import clipped_record_field
 
 PLAN = PrivacyPlan(0.2, 2.0, 3000, RecordClip(8.0), ClassSchedule(10), 1e-5)
 BATCH = PrivacyPlan(0.07, 0.9, 200, BatchClip(1.5), JointSchedule(), 1e-5)
 CLIENT = replace(BATCH, adjacency="client")
 FIXED = replace(PLAN, capacity=178, nominal_records=600)
-UNPROTECTED = UnprotectedPlan(0.2, 300, "record", ClassSchedule(10))
+UNPROTECTED = UnprotectedPlan(0.2, 30, "record", ClassSchedule(10), 40, 150)
+UNPROTECTED_BATCH = UnprotectedPlan(0.2, 30, "batch", JointSchedule())
 PARTS = {"clip": RecordClip(8.0), "schedule": ClassSchedule(10), "delta": 1e-5}
 
 
@@ -426,3 +430,74 @@ def test_a_plan_of_critics_is_written_and_read(schedule, adjacency):
     for entry in ("clip", "schedule"):
         with pytest.raises(PrivacyError, match="clip and schedule must be tables"):
             PrivacyPlan.from_dict(table | {entry: table[entry] | {"more": 1}})
+
+
+def test_what_is_released_is_what_was_computed_without_noise():
+    totals = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    released = UNPROTECTED.release(totals, Stream(b"k", "noise"))
+    assert released.dtype == torch.float32
+    assert torch.equal(released, totals.float())
+    streams = [Stream(b"k", "noise", k) for k in range(3)]
+    assert torch.equal(UNPROTECTED.release_each(totals, streams), totals.float())
+    assert UNPROTECTED.noise_std == 0.0
+
+
+def test_nothing_is_clipped_however_long():
+    gradient = 1e6 * torch.ones(50, 784)
+    assert torch.equal(UNPROTECTED_BATCH.clip.apply(gradient), gradient)
+    assert isinstance(UNPROTECTED.clip, RecordClip)
+    assert isinstance(UNPROTECTED_BATCH.clip, BatchClip)
+    vectors = torch.tensor([[0.0], [1.0], [1e9]], dtype=torch.float64)
+    assert torch.equal(shrunk(vectors, UNPROTECTED.clip.bound), vectors)
+
+
+def test_the_unclipped_record_field_is_the_plain_sum():
+    random = torch.Generator().manual_seed(1)
+    x, y = torch.randn(6, 30, generator=random), 20 * torch.randn(9, 30, generator=random)
+    f, lam = torch.randn(6, generator=random), 5.0
+    x64, y64 = x.double(), y.double()
+    weights = torch.softmax((f.double()[:, None] - torch.cdist(x64, y64) ** 2) / lam, 0)
+    expected = weights.sum(1, keepdim=True) * x64 - weights @ y64
+    field = clipped_record_field(x, y, f, lam, UNPROTECTED.clip.bound)
+    torch.testing.assert_close(field, expected)
+    clipped = clipped_record_field(x, y, f, lam, 8.0)
+    assert float((clipped - expected).norm()) > 1.0  # the bound of a recipe does clip here
+
+
+def test_epsilon_is_infinite_from_the_first_round_on():
+    assert UNPROTECTED.epsilon() == UNPROTECTED.epsilon("rdp") == math.inf
+    assert [UNPROTECTED.epsilon_after(t) for t in (0, 1, 30)] == [0.0, math.inf, math.inf]
+
+
+def test_it_is_never_taken_for_a_plan_that_protects_nor_one_for_it():
+    for plan in (UNPROTECTED, UNPROTECTED_BATCH):
+        written = json.loads(json.dumps(plan.to_dict()))
+        assert plan_from_dict(written) == plan
+        with pytest.raises(PrivacyError, match="missing or unknown"):
+            PrivacyPlan.from_dict(written)
+        assert not isinstance(plan, PrivacyPlan)
+    protecting = PrivacyPlan(0.2, 1.0, 30, RecordClip(1.0), ClassSchedule(10), 1e-5)
+    assert plan_from_dict(protecting.to_dict()) == protecting
+    with pytest.raises(PrivacyError):
+        plan_from_dict({**protecting.to_dict(), "noise_multiplier": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": 0.0}, "rate must lie in"),
+        ({"rounds": 0}, "rounds must be an integer"),
+        ({"kind": "gradient"}, "kind is record or batch or critic or row, received 'gradient'"),
+        ({"kind": "row"}, "clip=row has only rate=1, received rate=0.2"),
+        ({"capacity": 0}, "capacity must be an integer"),
+        ({"schedule": {"name": "other", "classes": 3}}, "missing or unknown"),
+        ({"schedule": 3}, "missing or unknown"),
+    ],
+)
+def test_no_unprotected_plan_has_values_out_of_range(change, message):
+    with pytest.raises(PrivacyError, match=message):
+        plan_from_dict({**UNPROTECTED.to_dict(), **change})
+
+
+def test_uses_of_an_unprotected_plan_follow_the_schedule():
+    assert (UNPROTECTED.uses, UNPROTECTED_BATCH.uses) == (3, 30)

@@ -18,8 +18,7 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.privacy.adjacency import describe
-from fedsink.privacy.fixed_point import FixedPoint
-from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.strategies.central_statement import (
     central_statement,
     notice,

@@ -14,7 +14,7 @@ from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.identity_key import NodeIdentityKey

@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
-from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientRequest, packed_requests
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.requests import UNNAMED, CentralRequest

@@ -51,18 +51,7 @@ _PRV_ERROR = 0.01  # of ε, Opacus' default; that of δ is δ/1000
 def poisson_gaussian_epsilon(
     rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
 ) -> float:
-    """ε(δ) of `uses` Poisson-subsampled Gaussians under add/remove.
-
-    Args:
-        rate: Sampling probability q in (0, 1].
-        sigma: Noise multiplier, noise std / sensitivity; not a standard deviation.
-        uses: In how many rounds one record may take part.
-        delta: δ in (0, 1).
-        accountant: One of `ACCOUNTANTS`.
-
-    Raises:
-        PrivacyError: If a value is out of range, the accountant is unknown, or it has no answer.
-    """
+    """ε(δ) of `uses` Poisson-subsampled Gaussians (q, σ a multiplier) under add/remove."""
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
     epsilon = _EPSILON[check_accountant(accountant)]
@@ -193,16 +182,12 @@ def prv_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     """ε by privacy random variables: Opacus' upper bound at eps_error 0.01, δ_error δ/1000.
 
     It bounds the remove direction only, which is the larger one; infinite where it overflows.
-
-    Raises:
-        MemoryError: its grid would have more than 2·10⁷ points (`prv_points`).
-        FloatingPointError: they round by more than δ.
     """
     points = prv_points(rate, sigma, uses, delta)
     if not points <= _MOST_POINTS:
         raise MemoryError
     if np.finfo(np.longdouble).eps * points > delta:
-        raise FloatingPointError
+        raise FloatingPointError  # the points round by more than δ
     ledger = checks.require("opacus.accountants").PRVAccountant()
     ledger.history = [(sigma, rate, uses)]
     with warnings.catch_warnings():  # of overflow in the far tails, which it handles
@@ -246,25 +231,13 @@ def gaussian_delta(multiplier: float, epsilon: float) -> float:
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """The least σ/Δ₂ for (ε, δ), from above.
-
-    Raises:
-        PrivacyError: not even 10⁹ is enough.
-    """
-    low, high = math.log(1e-9), math.log(1e9)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break  # neighbouring floats
-        if gaussian_delta(math.exp(middle), epsilon) <= delta:
-            high = middle
-        else:
-            low = middle
-    if gaussian_delta(math.exp(high), epsilon) > delta:
+    """The least σ/Δ₂ for (ε, δ), from above; raises PrivacyError where not even 10⁹ is enough."""
+    multiplier = _least(lambda x: gaussian_delta(x, epsilon) <= delta, 1e-9, 1e9)
+    if multiplier == math.inf:
         raise PrivacyError(
             f"epsilon={epsilon:g} at delta={delta:g} needs a noise multiplier above 1e9: raise one."
         )
-    return math.exp(high) * (1 + 1e-12)
+    return multiplier
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
@@ -272,18 +245,21 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
 
     T compositions of multiplier σ/Δ₂ are one of σ/(Δ₂·√T), so this is exact without sampling.
     """
-    low, high = math.log(1e-12), math.log(1e19)
+    return _least(lambda x: gaussian_delta(multiplier, x) <= delta, 1e-12, 1e19)
+
+
+def _least(fits: Callable[[float], bool], smallest: float, largest: float) -> float:
+    """The least x that fits, from above, by bisection of log x; ∞ where the largest does not."""
+    low, high = math.log(smallest), math.log(largest)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         if middle in (low, high):
             break  # neighbouring floats
-        if gaussian_delta(multiplier, math.exp(middle)) <= delta:
+        if fits(math.exp(middle)):
             high = middle
         else:
             low = middle
-    if gaussian_delta(multiplier, math.exp(high)) > delta:
-        return math.inf
-    return math.exp(high) * (1 + 1e-12)
+    return math.exp(high) * (1 + 1e-12) if fits(math.exp(high)) else math.inf
 
 
 _EPSILON: dict[str, Callable[[float, float, int, float], float]] = {
@@ -326,13 +302,13 @@ def _opacus_curve(rate: float, sigma: float) -> tuple[np.ndarray, np.ndarray]:
 @contextlib.contextmanager
 def quiet_absl() -> Iterator[None]:
     """Silences notes on Rényi orders that are left out: fewer orders still give an upper bound."""
+
+    def serious(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
     logger = logging.getLogger("absl")
-    logger.addFilter(_drop)
+    logger.addFilter(serious)
     try:
         yield
     finally:
-        logger.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
+        logger.removeFilter(serious)

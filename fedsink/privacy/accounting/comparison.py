@@ -35,8 +35,7 @@ CLIP_NAMES = tuple(name for name, clip in CLIPS.items() if not clip.published)
 class Solutions(dict[str, float]):
     """The number that is solved for, by each accountant.
 
-    Attributes:
-        left_out: accountants that would bound ε and were not run, or have no answer: the reasons.
+    `left_out` gives the reasons of accountants that would bound ε and were not run, or found none.
     """
 
     def __init__(self) -> None:
@@ -99,9 +98,7 @@ def solve_account(
             "exactly one of rate, sigma, rounds, eps and delta is left out and solved for, "
             f"received {received}."
         )
-    given: dict[str, Any] = {
-        name: known[name] for name in ("rate", "sigma", "delta") if name in known
-    }
+    given: dict[str, Any] = {n: known[n] for n in ("rate", "sigma", "delta") if n in known}
     if rounds is not None:
         if checks.count("rounds", rounds) > MOST_USES:
             raise PrivacyError(f"rounds must be at most {MOST_USES:g}, received {rounds:g}.")

@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import adjacency as adjacencies
 from fedsink.privacy import domain
 from fedsink.privacy.accounting.accountants import (
     ACCOUNTANTS,
@@ -45,6 +44,7 @@ from fedsink.privacy.accounting.accountants import (
 )
 from fedsink.privacy.accounting.capacity import overflow_probability
 from fedsink.privacy.accounting.replacement import replacement_epsilon
+from fedsink.privacy.adjacency import ADD_REMOVE, CLIENT, REPLACE_ONE, check_adjacency
 from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.sampling import SCHEDULES, Schedule
 from fedsink.values import privacy_checks as checks
@@ -62,20 +62,15 @@ class Cost:
 
     clip: Clip
     schedule: Schedule
-    adjacency: str = adjacencies.ADD_REMOVE
+    adjacency: str = ADD_REMOVE
     capacity: int | None = None
     nominal_records: int | None = None
 
     def __post_init__(self) -> None:
         checks.one_of("clip", self.clip, CLIPS.values())
         checks.one_of("schedule", self.schedule, SCHEDULES.values())
-        adjacencies.check_adjacency(self.adjacency)
-        for name in ("capacity", "nominal_records"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(
-                    self, name, domain.RECORDS.check_count(checks.count(name, value))
-                )
+        check_adjacency(self.adjacency)
+        domain.check_records(self, "capacity", "nominal_records")
         self.clip.check_plan(self.schedule, self.adjacency, self.capacity)
         if self._overflows and self.nominal_records is None:
             raise PrivacyError(
@@ -88,8 +83,8 @@ class Cost:
         return ("pld",) if self.by_pairs(rate) else ACCOUNTANTS
 
     def by_pairs(self, rate: float) -> bool:
-        """Tells whether ε is that of a pair of `replacement`, for which there is no Rényi bound."""
-        replaced = self.adjacency == adjacencies.REPLACE_ONE and self.clip.sampled
+        """True if ε is that of a pair of `replacement`, for which there is no Rényi bound."""
+        replaced = self.adjacency == REPLACE_ONE and self.clip.sampled
         return replaced or self._asked_in_secret(rate)
 
     def uses(self, rounds: int) -> int:
@@ -118,7 +113,7 @@ class Cost:
         if not self._overflows or self.capacity is None or self.nominal_records is None:
             return 0.0
         visits = uses
-        if self.adjacency == adjacencies.REPLACE_ONE and self.schedule.classes > 1:
+        if self.adjacency == REPLACE_ONE and self.schedule.classes > 1:
             visits = 2 * uses  # the rounds of both labels
         return overflow_probability(rate, self.capacity, self.nominal_records, visits)
 
@@ -229,18 +224,18 @@ class Cost:
 
     @property
     def _by_client(self) -> bool:
-        return self.adjacency == adjacencies.CLIENT
+        return self.adjacency == CLIENT
 
     @property
     def _overflows(self) -> bool:
         return self.clip.overflows(self.adjacency, self.capacity)
 
     def _unsampled(self, rate: float) -> bool:
-        """Tells whether the accounting assumes that a unit takes part in every use."""
+        """True if the accounting assumes that a unit takes part in every use."""
         return self._by_client or not (self.clip.sampled or self._asked_in_secret(rate))
 
     def _asked_in_secret(self, rate: float) -> bool:
-        """Tells whether the part that holds a unit is asked in a secret part of the rounds."""
+        """True if the part that holds a unit is asked in a secret part of the rounds."""
         return self.clip.asked_in_secret(rate) and not self._by_client
 
     def _of_unit(self, sigma: float) -> float:

@@ -43,7 +43,11 @@ def epsilon(
     checks.failure_probability(delta)
     check_accountant(accountant)
     if check_adjacency(adjacency) == REPLACE_ONE:
-        return _replace_one(event, delta, accountant)
+        if accountant != "pld":
+            raise PrivacyError(
+                f"the {accountant} accountant has no bound under replace-one: use accountant='pld'."
+            )
+        return float(_replace_one_pld(event).get_epsilon_for_delta(delta))
     events = checks.require("dp_accounting")
     parameters = _as_poisson_gaussian(event, events)
     if parameters is not None:
@@ -53,10 +57,8 @@ def epsilon(
             f"the {accountant} accountant bounds Poisson-subsampled Gaussians only, received "
             f"{type(event).__name__}: use accountant='pld'."
         )
-    if accountant == "pld":
-        ledger = checks.require("dp_accounting.pld").PLDAccountant()
-    else:
-        ledger = checks.require("dp_accounting.rdp").RdpAccountant()
+    library = checks.require(f"dp_accounting.{accountant}")
+    ledger = library.PLDAccountant() if accountant == "pld" else library.RdpAccountant()
     try:
         with quiet_absl():
             return max(0.0, float(ledger.compose(event).get_epsilon(delta)))
@@ -65,14 +67,6 @@ def epsilon(
             f"the {accountant} accountant cannot bound {type(event).__name__} under {adjacency}: "
             "use another accountant or a supported event."
         ) from None
-
-
-def _replace_one(event: Any, delta: float, accountant: str) -> float:
-    if accountant != "pld":
-        raise PrivacyError(
-            f"the {accountant} accountant has no bound under replace-one: use accountant='pld'."
-        )
-    return float(_replace_one_pld(event).get_epsilon_for_delta(delta))
 
 
 def _replace_one_pld(event: Any) -> Any:

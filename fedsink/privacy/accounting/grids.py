@@ -42,14 +42,8 @@ def cross_checked(
 
     From 1e5 uses, and where the grid is coarse against the loss of one use, the grid is halved
     until two answers agree within 1 %, and the larger one counts. Where none agree the least is
-    returned as not settled: still a bound for few uses, not to be trusted for many.
-
-    Args:
-        on_grid: ε at one discretisation interval.
-        grid: The interval to start from.
-        rate: q in (0, 1].
-        sigma: Noise multiplier.
-        uses: Number of compositions.
+    returned as not settled: still a bound for few uses, not to be trusted for many. `on_grid` is ε
+    at one discretisation interval, `grid` the interval to start from.
     """
     bounds = [on_grid(grid)]
     one_use = usual_loss(rate, sigma)

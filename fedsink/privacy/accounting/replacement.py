@@ -57,16 +57,9 @@ def replacement_epsilon(
 ) -> float:
     """ε(δ) of `uses` rounds a record of one label, under replace-one.
 
-    Args:
-        rate: q in (0, 1].
-        sigma: Noise multiplier: noise std / the *clip's* sensitivity (Δ, 2Δ or 2C).
-        uses: Number of rounds in which one record may take part.
-        delta: δ in (0, 1).
-        clip: names the pair of a changed content.
-        schedule: of several classes where a change of label moves the record to other rounds.
-
-    Raises:
-        PrivacyError: If a value is out of range, or no grid gives a reliable answer.
+    σ is the noise std over the *clip's* sensitivity (Δ, 2Δ or 2C). The clip names the pair of a
+    changed content; in a schedule of several classes a change of label moves a record to others'
+    rounds. Raises PrivacyError for a value out of range, and where no grid gives a reliable answer.
     """
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)

@@ -62,7 +62,7 @@ class ReproducibleKey:
             raise PrivacyError(f"seed must be an integer ≥ 0, received {self.seed!r}.")
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
-        """The stream for one purpose at one client in one round.
+        """The stream of (seed, purpose, client, round).
 
         `request` is ignored: engines sum floats in different orders, so the same round's images
         differ in their last bits between engines, and noise bound to those bytes would differ
@@ -113,10 +113,7 @@ class SecretKey:
             )
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
-        """The stream for one purpose at one client in one round of exactly this request.
-
-        `request` is every byte of the message that is answered (images, labels, settings).
-        """
+        """The stream of exactly this request, every byte of the message that is answered."""
         digest = hashlib.sha256(request).digest()
         return Stream(self.secret, "fedsink secret", self.run, purpose, client, round, digest)
 

@@ -80,7 +80,7 @@ class Stream:
     def __init__(self, key: bytes, *context: str | int | bytes) -> None:
         if not isinstance(key, bytes) or not key:
             raise PrivacyError("a stream's key must be non-empty bytes: pass for example 32 bytes.")
-        self._prefix = _encode(key) + b"".join(_encode(item) for item in context)
+        self._prefix = _encode(key) + b"".join(map(_encode, context))
         self._calls = itertools.count()  # its next() is atomic, as += is not
 
     def child(self, *context: str | int | bytes) -> Stream:
@@ -92,10 +92,7 @@ class Stream:
         if not context:
             raise PrivacyError("a child stream needs a context: name its purpose.")
         child = Stream.__new__(Stream)
-        prefix = self._prefix
-        for item in context:
-            prefix += _encode(item)
-        child._prefix = prefix
+        child._prefix = self._prefix + b"".join(map(_encode, context))
         child._calls = itertools.count()
         return child
 
@@ -120,8 +117,7 @@ class Stream:
 
     def permutation(self, n: int) -> torch.Tensor:
         """A uniform permutation of 0, ..., n − 1 as int64: the argsort of n 64-bit words."""
-        size = _size((n,))
-        words = np.concatenate([np.empty(0, np.uint64), *self._words(size)])
+        words = np.concatenate([np.empty(0, np.uint64), *self._words(_size((n,)))])
         return torch.from_numpy(np.argsort(words, kind="stable").astype(np.int64))
 
     def add_gaussian(self, values: torch.Tensor, std: float) -> torch.Tensor:
@@ -176,13 +172,7 @@ def integers_each(streams: Sequence[Stream], size: int, scale: float) -> torch.T
 
 
 def add_gaussian_each(streams: Sequence[Stream], values: torch.Tensor, std: float) -> torch.Tensor:
-    """Returns `stream.add_gaussian(row, std)` of each row and its own stream, stacked.
-
-    Args:
-        streams: one for each row, all different.
-        values: (len(streams), ...).
-        std: standard deviation of the noise.
-    """
+    """Returns `stream.add_gaussian(row, std)` of each row of `values` and its own stream."""
     if any(type(stream) is not Stream for stream in streams):  # which override the noise
         rows = [s.add_gaussian(row, std) for s, row in zip(streams, values, strict=True)]
         return torch.stack(rows)
@@ -235,15 +225,7 @@ def discrete_gaussian(normals: torch.Tensor, scale: float) -> torch.Tensor:
     event of probability below 2⁻⁵² has another one; G and T are rounded to 2⁻⁵² of themselves. The
     noise is not hardened against whoever reads low bits: owners' secure noise is OpenDP's.
 
-    Args:
-        normals: (2, ...) float64.
-        scale: s > η.
-
-    Returns:
-        (...) int64.
-
-    Raises:
-        PrivacyError: the scale is not a number from η to 2⁵⁸.
+    `normals` are (2, ...) float64, the variates (...) int64; s is from η to 2⁵⁸.
     """
     if not SMOOTHING <= scale <= 2.0**58:
         raise PrivacyError(

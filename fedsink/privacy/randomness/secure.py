@@ -74,11 +74,7 @@ class SecureStream(Stream):
         super().__init__(b"secure")  # never used: every call draws its own key
 
     def child(self, *context: str | int | bytes) -> SecureStream:
-        """Another secure stream; its context is checked as in `Stream.child` but changes nothing.
-
-        Raises:
-            PrivacyError: For an empty context.
-        """
+        """Another secure stream; its context is checked as by `Stream` but changes nothing."""
         super().child(*context)
         return SecureStream()
 
@@ -95,8 +91,20 @@ class SecureStream(Stream):
         return _release(values, scale, norm=1)
 
     def integers(self, size: int, scale: float) -> torch.Tensor:
-        """`size` variates of the discrete Gaussian N_Z(0, scale²), exactly, int64."""
-        return _integers(size, scale)
+        """`size` variates of the discrete Gaussian N_Z(0, scale²), exactly, int64.
+
+        OpenDP's mechanism on the integers draws them, with zeros as its values.
+        """
+        if not 0.0 < scale <= 2.0**58:
+            raise PrivacyError(f"the scale of discrete noise must lie in (0, 2^58], not {scale!r}.")
+        dp = _opendp()
+
+        def drawn(chunk: np.ndarray) -> np.ndarray:
+            domain = dp.vector_domain(dp.atom_domain(T="i64"), size=len(chunk))
+            measurement = dp.m.make_gaussian(domain, dp.l2_distance(T=float), scale=scale)
+            return np.asarray(measurement(chunk.tolist()), np.int64)
+
+        return torch.from_numpy(_by_chunks(drawn, np.zeros(size, np.int64)))
 
     def _words(self, count: int) -> Iterator[np.ndarray]:
         """`count` uniform 64-bit words; the key is this call's own, so forks cannot share it."""
@@ -106,13 +114,7 @@ class SecureStream(Stream):
 def grid(scale: float, size: int, norm: int) -> tuple[float, int]:
     """The widened scale s and the grid's exponent k for `size` values, as in `SecureStream`.
 
-    Args:
-        scale: The claimed std (norm 2) or Laplace scale (norm 1).
-        size: n, the number of values released together.
-        norm: 2 for Gaussian noise and L2 sensitivity, 1 for Laplace noise and L1.
-
-    Raises:
-        PrivacyError: If the scale is outside 2⁻¹²⁶, ..., 2¹²⁰.
+    `scale` is the claimed std and `norm` 2 for Gaussian noise, Laplace noise has its scale and 1.
     """
     scale = noise_scale(scale)
     exponent = math.frexp(scale)[1] - 1  # 2^exponent ≤ scale
@@ -132,20 +134,6 @@ def _release(values: torch.Tensor, scale: float, norm: int) -> torch.Tensor:
 
     out = _by_chunks(noised, flat)
     return torch.from_numpy(out).to(torch.float32).reshape(values.shape).to(values.device)
-
-
-def _integers(size: int, scale: float) -> torch.Tensor:
-    """Draws from OpenDP's mechanism on the integers, with zeros as its values."""
-    if not 0.0 < scale <= 2.0**58:
-        raise PrivacyError(f"the scale of discrete noise must lie in (0, 2^58], not {scale!r}.")
-    dp = _opendp()
-
-    def drawn(chunk: np.ndarray) -> np.ndarray:
-        domain = dp.vector_domain(dp.atom_domain(T="i64"), size=len(chunk))
-        measurement = dp.m.make_gaussian(domain, dp.l2_distance(T=float), scale=scale)
-        return np.asarray(measurement(chunk.tolist()), np.int64)
-
-    return torch.from_numpy(_by_chunks(drawn, np.zeros(size, np.int64)))
 
 
 def _by_chunks(sample: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy.clips import ClipOfRecords
-from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientRequest, checked, packed_requests
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.strategies.central_strategy import CentralRounds

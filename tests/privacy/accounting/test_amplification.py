@@ -45,11 +45,6 @@ def test_the_exact_loss_of_shuffled_randomized_response_is_bounded(eps0, n, delt
     assert max(exact_delta(eps0, n, bound / 8, ones) for ones in mixtures) > delta
 
 
-def test_reference_numbers():
-    assert shuffled_epsilon(5, 400_000, 1e-6) == pytest.approx(0.352, abs=5e-4)
-    assert largest_local_epsilon(60_000, 1e-6) == pytest.approx(6.25, abs=5e-3)
-
-
 @pytest.mark.medium
 @given(st.floats(1e-3, 8), st.integers(1, 10**8), st.floats(1e-12, 0.1))
 def test_the_result_never_exceeds_the_local_epsilon_and_falls_with_n(eps0, n, delta):

@@ -13,7 +13,7 @@ from fedsink.privacy.accounting.accountants import (
 )
 from fedsink.privacy.accounting.calibration import delta_for
 from fedsink.privacy.accounting.cost import Cost
-from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
+from fedsink.privacy.mechanisms import GaussianMechanism
 
 SETTINGS = [
     pytest.param(10.0, 0.2, 300, "pld", id="record-clip"),

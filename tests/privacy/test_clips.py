@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import BatchClip, CriticClip, RecordClip, RowClip, Stream
-from fedsink.privacy.clips import ClipOfCritics, ClipOfRecords, clip_from_dict
-from fedsink.privacy.clips.base import shrunk
-from fedsink.privacy.clips.critics import MOST_CRITICS, MOST_ROWS
+from fedsink.privacy.clips import (
+    MOST_CRITICS,
+    MOST_ROWS,
+    ClipOfCritics,
+    ClipOfRecords,
+    clip_from_dict,
+    shrunk,
+)
 from fedsink.transport import clipped_sums
 
 BOUNDS = st.floats(1e-3, 1e3)

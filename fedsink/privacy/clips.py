@@ -1,0 +1,490 @@
+"""Clips: each bounds the change of a release by one unit, and states that bound.
+
+Samplers, accountants and audits ask the clip of a plan and never which clip it is. A new one is a
+subclass of `Clip`, in the table `CLIPS`. No entry point adds clips: a stranger's clip could state a
+sensitivity that it does not keep.
+
+>>> [clip.sensitivity for clip in (RecordClip(0.5), BatchClip(0.5), CriticClip(0.5, critics=40))]
+[0.5, 1.0, 1.0]
+>>> RowClip(bound=0.5, rows=25).sensitivity
+5.0
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy.adjacency import CLIENT, USER
+from fedsink.values import privacy_checks as checks
+
+if TYPE_CHECKING:
+    from fedsink.privacy.sampling import Schedule
+
+# Relative room below the bound for the roundings of norms, products and the cast to float32.
+_SLACK = 2.0**-20
+# Below this bound that room would itself be lost in rounding.
+_SMALLEST = 2.0**-1000
+# With more critics the rounding of their sum could exceed the room below the bound.
+MOST_CRITICS = 1 << 14
+MOST_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Clip(ABC):
+    """Bounds the change of a release by one protected unit."""
+
+    bound: float  # of an L2 norm
+    name: ClassVar[str]  # as in a configuration and in a message
+    needed: ClassVar[str]  # sentence of `expect` for a clip of another family, whose name goes in
+    sampled: ClassVar[bool]  # a batch of records is drawn; else all take part in every use
+    per_record: ClassVar[bool] = False  # each contribution is clipped by itself, their sum released
+    published: ClassVar[bool] = False  # only for comparison with published work, in simulations
+    # Name of the dominating pair where one record or one answer replaces another, see
+    # `fedsink.privacy.accounting.replacement`.
+    replacement: ClassVar[str]
+    # Names of an account's options beside rate, noise and rounds; "turns" is about the schedule,
+    # the others are read by `for_account`.
+    account_options: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", checks.positive("bound", self.bound))
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> float:
+        """S in L2: how far one unit moves a release; for a client as the unit see `of_client`."""
+
+    @property
+    def claimed_sensitivity(self) -> float:
+        """The distance in L2 by which published work divides the noise: S, or less than it."""
+        return self.sensitivity
+
+    @abstractmethod
+    def of_client(self, capacity: int | None) -> int:
+        """Factor f: all records of a client, B at most, move a release by f sensitivities."""
+
+    @abstractmethod
+    def reach(self, records: int) -> float:
+        """Bound on the L2 norm of one client's total, of which at most `records` are part."""
+
+    @abstractmethod
+    def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
+        """Refuses a plan that has no guarantee with this clip; raises PrivacyError."""
+
+    def check_rate(self, rate: float) -> float:
+        """The rate as a float in (0, 1]; raises PrivacyError for one that the clip does not fit."""
+        return checks.probability("rate", rate)
+
+    @classmethod
+    def expect(cls, clip: Clip) -> Self:
+        """`clip`, which belongs to this family of clips; raises PrivacyError for any other."""
+        if not isinstance(clip, cls):
+            raise PrivacyError(cls.needed.format(clip.name))
+        return clip
+
+    @classmethod
+    def for_account(cls, options: Mapping[str, int]) -> Clip:
+        """The clip with a bound of 1, for no ε depends on the bound, and with `account_options`."""
+        return cls(1.0)
+
+    def asked_in_secret(self, rate: float) -> bool:
+        """True if a rate says in which rounds a part of the records is asked."""
+        return False
+
+    def overflows(self, adjacency: str, capacity: int | None) -> bool:
+        """True if a full batch changes a record's effect; δ then includes its probability."""
+        return self.per_record and capacity is not None and adjacency != CLIENT
+
+    def to_dict(self) -> dict[str, Any]:
+        """The clip as JSON-able values; `clip_from_dict` gives the same clip back."""
+        return {"name": self.name, **asdict(self)}
+
+
+def refuse_infinite(total: torch.Tensor) -> None:
+    """Refuses to release a total that no clip has made finite; raises PrivacyError."""
+    if not bool(torch.isfinite(total).all()):
+        raise PrivacyError("the total to release is not finite: clip it before releasing.")
+
+
+def shrunk(
+    vectors: torch.Tensor,
+    bound: float,
+    *,
+    slack: float = _SLACK,
+    cast: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Each vector v scaled to norm ≤ Δ: v·min(1, Δ/‖v‖), exact over the whole range of floats.
+
+    The largest entry is divided out first, so that no square overflows or vanishes. A result too
+    small for a normal number of the type becomes zero: such numbers round by up to half of
+    themselves, and a factor that did so would scale past the bound.
+
+    Args:
+        vectors: (K, N), float32 or float64.
+        bound: Δ > 0; below 2⁻¹⁰⁰⁰ every result is zero.
+        slack: the room left below Δ by vectors that are scaled, relative; a caller that adds
+            results up needs more of it.
+        cast: the type of the result, float32 (only for float32 vectors) or float64.
+
+    Returns:
+        (K, N). A vector within Δ·(1 − slack) is unchanged, one with a non-finite entry becomes
+        zero.
+
+    Guarantees:
+        - Every result has norm at most Δ, in exact arithmetic.
+        - Which operations run does not depend on the vectors' values.
+    """
+    if vectors.numel() == 0 or bound < _SMALLEST:
+        return torch.zeros_like(vectors, dtype=cast)
+    values = vectors.to(torch.float64)
+    largest = values.abs().amax(1, keepdim=True)  # NaN where an entry is NaN
+    direction = values / largest
+    length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)  # 1 to √N
+    clip = bound * (1.0 - slack)
+    scaled = direction * (clip / length)
+    scaled = torch.where(scaled.abs() >= torch.finfo(cast).tiny, scaled, 0.0)
+    # Selects, not branches: control flow must not depend on private values.
+    shorter = torch.where(length <= clip / largest, values, scaled)
+    return torch.where(largest.isfinite() & (largest > 0.0), shorter, 0.0).to(cast)
+
+
+def _check_type(gradients: torch.Tensor) -> None:
+    if gradients.dtype not in (torch.float32, torch.float64):
+        raise PrivacyError(
+            f"a gradient to clip must be float32 or float64, received {gradients.dtype}: "
+            "narrower types round past the bound."
+        )
+
+
+class ClipOfRecords(Clip):
+    """A clip of a gradient of sampled records."""
+
+    needed: ClassVar[str] = "clip={} samples no records: choose clip=record or clip=batch."
+    sampled: ClassVar[bool] = True
+
+    def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
+        """Refuses a user as the unit, and a client whose contribution is unbounded."""
+        if adjacency == CLIENT:
+            self.of_client(capacity)
+        if adjacency == USER:
+            raise PrivacyError(
+                "the user adjacency needs a clip that keeps all records of a user together, "
+                f"received clip={self.name}: choose adjacency=client (with capacity=auto or "
+                "clip=batch), or strategy=gs_wgan, whose clip=critic keeps them together."
+            )
+
+
+@dataclass(frozen=True)
+class BatchClip(ClipOfRecords):
+    """Clips the whole gradient of a batch, an n×d matrix G, to L2 norm ≤ Δ: G·min(1, Δ/‖G‖).
+
+    The two clipped gradients of any two shards lie in one ball of radius Δ, hence a sensitivity
+    of 2Δ whatever the loss; the noise of DP-Sinkhorn's Algorithm 1 is 2Δσ for this reason
+    (Cao et al. 2021; their Theorem 4.1 drops the factor 2).
+
+    Guarantees:
+        - The clipped gradient has norm at most Δ, in exact arithmetic, for any gradient and any
+          Δ > 0 that a float can hold.
+        - Any two clipped gradients differ by at most the sensitivity, 2Δ.
+        - An all-zero gradient stays zero; a gradient with a non-finite entry becomes zero.
+        - Which operations run does not depend on the gradient's values.
+
+    Args:
+        bound: Δ, in units of the gradient's L2 norm; finite and > 0.
+
+    Raises:
+        PrivacyError: If the bound is not a finite number > 0.
+    """
+
+    name: ClassVar[str] = "batch"
+    replacement: ClassVar[str] = "without-replacement"
+
+    @property
+    def sensitivity(self) -> float:
+        """2Δ: the diameter of the ball the gradient is clipped to."""
+        return 2.0 * self.bound
+
+    def of_client(self, capacity: int | None) -> int:
+        """1: any two clipped gradients are within 2Δ of one another."""
+        return 1
+
+    def reach(self, records: int) -> float:
+        """Δ, whatever the batch."""
+        return self.bound
+
+    def apply(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The clipped gradient, same shape and dtype; computed in float64 and cast last.
+
+        Raises:
+            PrivacyError: If the gradient is neither float32 nor float64.
+        """
+        return self.apply_each(gradient.unsqueeze(0)).squeeze(0)
+
+    def apply_each(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Each client's gradient clipped by itself, (K, ...); otherwise like `apply`."""
+        _check_type(gradients)
+        clipped = shrunk(gradients.unsqueeze(-1).flatten(1), self.bound, cast=gradients.dtype)
+        return clipped.reshape(gradients.shape)
+
+
+@dataclass(frozen=True)
+class RecordClip(ClipOfRecords):
+    """Clips each record's contribution g_j to L2 norm ≤ Δ; the client releases Σ_j g_j + noise.
+
+    Adding or removing one record changes the sum by its own clipped contribution, hence a
+    sensitivity of Δ. This holds for contributions that depend on no other record. The sum is
+    computed by `fedsink.transport.clipped_sums`, which has these guarantees and never stores
+    contributions one by one.
+
+    Args:
+        bound: Δ, in units of a contribution's L2 norm; finite and > 0.
+
+    Raises:
+        PrivacyError: If the bound is not a finite number > 0.
+    """
+
+    name: ClassVar[str] = "record"
+    per_record: ClassVar[bool] = True
+    replacement: ClassVar[str] = "opposite"
+
+    @property
+    def sensitivity(self) -> float:
+        """Δ: the longest contribution of one record to the sum."""
+        return self.bound
+
+    def of_client(self, capacity: int | None) -> int:
+        """B: the largest number of contributions of norm Δ that appear or vanish."""
+        if capacity is None:
+            raise PrivacyError(
+                "the client adjacency with clip=record needs a capacity: without one a client's "
+                "sum is unbounded. Give a capacity or use clip=batch."
+            )
+        return capacity
+
+    def reach(self, records: int) -> float:
+        """Δ for each record."""
+        return self.bound * records
+
+
+class ClipOfCritics(Clip):
+    """A clip of gradients of critics, each of which learns from its own part of a client's records.
+
+    No batch is drawn: every part of the records takes part in every use.
+    """
+
+    needed: ClassVar[str] = "A sum over critics needs clip=critic, not {}."
+    sampled: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def critics(self) -> int:
+        """M, the public limit on critics per client."""
+
+    @abstractmethod
+    def check_size(self, critics: int, rows: int) -> None:
+        """Refuses gradients of more critics at a client, or of more rows; raises PrivacyError."""
+
+    @abstractmethod
+    def total(self, gradients: torch.Tensor) -> torch.Tensor:
+        """The sum of the clipped gradients of each of K clients, (K, M, n, D) → (K, n, D) float64.
+
+        Raises PrivacyError unless they are float32 or float64, and for what `check_size` refuses.
+        """
+
+    def of_client(self, capacity: int | None) -> int:
+        """M: the gradients of all critics of a client change."""
+        return self.critics
+
+    def reach(self, records: int) -> float:
+        """A bound on the norm of all clipped gradients of a client together: M·S/2."""
+        return 0.5 * self.sensitivity * self.critics
+
+    def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
+        """Refuses a capacity and a class schedule, which have no meaning for critics."""
+        if capacity is not None:
+            raise PrivacyError(
+                f"clip={self.name} draws no batch of records, so capacity={capacity} has no "
+                "meaning: leave it out."
+            )
+        if schedule.classes > 1:
+            raise PrivacyError(
+                f"clip={self.name} has no class schedule: a critic learns from records of every "
+                "class, and remembers them in the rounds of the others. Use a joint or a turn "
+                "schedule."
+            )
+
+
+@dataclass(frozen=True)
+class CriticClip(ClipOfCritics):
+    """Clips each critic's gradient g_m, an n×D matrix, to norm ≤ C; a client releases Σ_m g_m.
+
+    The client deals its records to M critics by public slot numbers. A critic is any function of
+    its own part of the records, of the transcript and of the client's coins, and so is g_m. A
+    change of one part moves one summand within the ball of radius C: hence a sensitivity of 2C,
+    whether a record is added, removed, replaced or relabelled, or the whole part changes. A change
+    of all parts moves the sum by 2CM.
+
+    With a rate q < 1 a client asks each critic with probability q in every round, and keeps secret
+    which: g_m is zero where critic m is not asked. The coins of the round are independent of what
+    g_m is a function of, because *every critic is trained in every round, asked or not*: no state
+    remembers them. The state of a critic that is trained only when it is asked would remember
+    them, and nothing would be amplified. For the pair of laws of a round see
+    `fedsink.privacy.accounting.replacement`.
+
+    Guarantees:
+        - Each critic's clipped gradient has norm at most C, in exact arithmetic, for any gradient.
+        - Two totals that differ in one critic's gradient are at most the sensitivity apart.
+        - A critic whose gradient has a non-finite entry contributes zero.
+        - Which operations run does not depend on the gradients' values.
+
+    Args:
+        bound: C, in units of a gradient's L2 norm; finite and > 0.
+        critics: M from 1 to 2¹⁴, public: no client adds up more critics.
+
+    Raises:
+        PrivacyError: If the bound is not a finite number > 0, or M is not a whole number in range.
+    """
+
+    critics: int = MOST_CRITICS
+    name: ClassVar[str] = "critic"
+    replacement: ClassVar[str] = "opposite"
+    account_options: ClassVar[tuple[str, ...]] = ("critics", "turns", "rows")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "critics", checks.count("critics", self.critics))
+        if self.critics > MOST_CRITICS:
+            raise PrivacyError(
+                f"critics must be at most {MOST_CRITICS}, received {self.critics}: the rounding "
+                "of a larger sum could exceed its sensitivity."
+            )
+
+    @property
+    def sensitivity(self) -> float:
+        """2C: what one critic's part of the records can change."""
+        return 2.0 * self.bound
+
+    @classmethod
+    def for_account(cls, options: Mapping[str, int]) -> ClipOfCritics:
+        """The clip of M "critics" (default 1) with a bound of 1; given n "rows", the published one.
+
+        As published (`RowClip`) each of the n rows is clipped by itself.
+        """
+        whole = cls(1.0, options.get("critics", 1))
+        if "rows" not in options:
+            return whole
+        by_rows = RowClip(1.0, options["rows"])
+        by_rows.check_size(whole.critics, by_rows.rows)
+        return by_rows
+
+    def asked_in_secret(self, rate: float) -> bool:
+        """True if critics are asked in a secret part of the rounds: at a rate below 1."""
+        return rate < 1.0
+
+    def check_size(self, critics: int, rows: int) -> None:
+        """Refuses gradients of more critics at a client; raises PrivacyError."""
+        if critics > self.critics:
+            raise PrivacyError(
+                f"the clip accounts for {self.critics} critics at a client, not for {critics}."
+            )
+
+    def total(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Σ_m clip(g_m, C) for each of K clients."""
+        clients, critics, *shape = gradients.shape
+        self.check_size(critics, shape[0])
+        _check_type(gradients)
+        # Rounding moves either of two sums by less than 2⁻⁵²·M²·C ≤ 2⁻²⁴·C; shrunk leaves 2⁻²⁰·C.
+        clipped = shrunk(gradients.flatten(0, 1).flatten(1), self.bound)
+        return clipped.reshape(clients, critics, *shape).sum(1)
+
+
+@dataclass(frozen=True)
+class RowClip(ClipOfCritics):
+    """Clips each row of a critic's gradient, an n×D matrix, to norm ≤ C; M = 1 critic a client.
+
+    The published clip (Chen, Orekondy, Fritz 2020), for comparison. A row longer
+    than C is scaled to C, any other is left as it is. All rows ask the same critic: a change of its
+    part of the records moves each of them within a ball of radius C, and so the matrix by up to
+    2C√n. The published noise of std 2Cσ' is therefore one of multiplier σ'/√n. `CriticClip` with
+    the same noise moves by 2C.
+
+    Guarantees:
+        - Each row of the clipped gradient has norm at most C, in exact arithmetic.
+        - Any two clipped gradients are at most the sensitivity apart.
+        - A row with a non-finite entry becomes zero.
+        - Which operations run does not depend on the gradient's values.
+
+    Args:
+        bound: C, in units of a row's L2 norm; finite and > 0.
+        rows: n from 1 to 2²⁰, public: no gradient has more rows.
+
+    Raises:
+        PrivacyError: If the bound is not a finite number > 0, or n is not a whole number in range.
+    """
+
+    rows: int = MOST_ROWS
+    name: ClassVar[str] = "row"
+    published: ClassVar[bool] = True
+    critics: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "rows", checks.count("rows", self.rows))
+        if self.rows > MOST_ROWS:
+            raise PrivacyError(f"rows must be at most {MOST_ROWS}, received {self.rows}.")
+
+    @property
+    def sensitivity(self) -> float:
+        """2C√n: the largest change at all n rows together by a critic's part of the records."""
+        return 2.0 * self.bound * math.sqrt(self.rows)
+
+    @property
+    def claimed_sensitivity(self) -> float:
+        """2C: the largest change at one row by a critic's part of the records."""
+        return 2.0 * self.bound
+
+    def check_rate(self, rate: float) -> float:
+        """1.0; raises PrivacyError for any other rate."""
+        if checks.probability("rate", rate) < 1.0:
+            raise PrivacyError(
+                f"clip={self.name} has only rate=1, received rate={rate:g}: as published a critic "
+                "is trained when it is picked, and remembers it, so that a secret pick would not "
+                "amplify. Use clip=critic, whose critics are trained in every round."
+            )
+        return 1.0
+
+    def check_size(self, critics: int, rows: int) -> None:
+        """Refuses gradients of several critics at a client or of more rows; raises PrivacyError."""
+        if critics > self.critics:
+            raise PrivacyError(f"clip={self.name} accounts for one critic, not for {critics}.")
+        if rows > self.rows:
+            raise PrivacyError(f"the clip accounts for {self.rows} rows, not for {rows}.")
+
+    def total(self, gradients: torch.Tensor) -> torch.Tensor:
+        """The clipped gradient of the one critic of each of K clients."""
+        _, critics, rows, _ = gradients.shape
+        self.check_size(critics, rows)
+        _check_type(gradients)
+        return shrunk(gradients.flatten(0, -2), self.bound).reshape(gradients.shape).sum(1)
+
+
+CLIPS: dict[str, type[Clip]] = {
+    clip.name: clip for clip in (RecordClip, BatchClip, CriticClip, RowClip)
+}
+
+
+def clip_from_dict(values: Mapping[str, Any]) -> Clip:
+    """The clip written by `Clip.to_dict`.
+
+    Raises PrivacyError for a value out of range, KeyError or TypeError for an entry that is missing
+    or unknown.
+    """
+    options = {**values}
+    return CLIPS[options.pop("name")](**options)
