@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
 from fedsink.privacy.adjacency import ADJACENCIES
-from fedsink.protocol.signatures import read_key
+from fedsink.protocol.signatures import read_key, read_keys
 from fedsink.secagg.identities import Authority, Peers
 from fedsink.secagg.parameters import LEAST_COHORT, NO_CERTIFICATE, Trust
 from fedsink.values import as_float
@@ -107,7 +108,7 @@ def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
     trust: Trust
     try:
         if peers is not None:
-            trust = Peers(read_peers(folder / Path(peers).expanduser()))
+            trust = Peers(_peers(folder / Path(peers).expanduser()))
         else:
             trust = Authority(read_key(authority))
         signed = NO_CERTIFICATE if certificate is None else bytes.fromhex(certificate)
@@ -121,32 +122,13 @@ def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
     return Aggregation(trust, minimum, threshold, signed, spared)
 
 
-def read_peers(path: Path) -> dict[int, bytes]:
-    """Reads the public keys of a consortium's nodes: a TOML file with a line `NUMBER = KEY` each.
-
-    Raises:
-        ConfigError: it cannot be read, holds something else, or one key twice.
-    """
-    try:
-        with path.open("rb") as file:
-            values = tomllib.load(file)
-        keys = {_client_number(number): read_key(str(key)) for number, key in values.items()}
-    except OSError as error:
-        raise ConfigError(f"The peers {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(
-            f"{path} holds no peers, a line '0 = \"ed25519:…\"' for each client: {error}"
-        ) from None
-    if len(set(keys.values())) != len(keys):
-        raise ConfigError(f"{path} names one key for two clients.")
-    return keys
-
-
-def _client_number(text: str) -> int:
-    """Reads the number of a client, which has one spelling: two lines never mean one client."""
-    if text.isascii() and text.isdigit() and text == str(int(text)):
-        return int(text)
-    raise ValueError(f"{text!r} is not how a client's number is written: 0, 1, 2, …")
+def _peers(path: Path) -> dict[int, bytes]:
+    """Reads the public keys of a consortium's nodes, by the numbers of their clients."""
+    keys = read_keys(f"The file {path}", path)
+    for name in keys.values():  # a number has one spelling: two lines never mean one client
+        if not re.fullmatch("0|[1-9][0-9]{0,8}", name):
+            raise ConfigError(f"{path}: {name!r} is not how a client's number is written: 0, 1, …")
+    return {int(name): key for key, name in keys.items()}
 
 
 def _operators(table: TomlTable | None) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsink import __version__
 from fedsink.commands.command_keys import flag, parse
 from fedsink.errors import ConfigError
 
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
     from fedsink.server.verification import Verdict
 
 HELP = """Usage: fedsink verify run=DIR [peers=FILE] [json=true]
-
-Examples:
-  fedsink verify run=runs/2026-11-24/10-05-00-central
-  fedsink verify run=received peers=hospitals.toml
 
 Verifies the promise of a run from its folder, or from a published generator with what lies beside
 it (privacy.json, SHA256SUMS, generator.safetensors, generator.json; of real nodes nodes.json). No
@@ -34,8 +31,9 @@ data are needed, and nothing outside the folder is read. The first word is the v
          a TOML file with a table [keys] of lines  NAME = "ed25519:…"
   json   true: the verdict as JSON, for a registry of deployments
 
-Exit codes: 0 consistent without peers=, or signed with it; 1 any other verdict; 2 a wrong
-request."""
+Exit code: 0 consistent without peers=, or signed with it; 1 another verdict; 2 a wrong request.
+
+Example: fedsink verify run=received peers=hospitals.toml"""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
@@ -47,51 +45,22 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if "run" not in keys:
         raise ConfigError("run= is missing; fedsink verify --help says what to give.")
 
+    from fedsink.protocol.signatures import read_keys, shown_key
     from fedsink.reporting.displays import printable
     from fedsink.server.verification import CONSISTENT, SIGNED, verdict_on
 
-    known = read_peers(keys["peers"].expanduser()) if "peers" in keys else None
+    known = None
+    if path := keys.get("peers"):
+        names = read_keys(f"peers={path}", path.expanduser(), "keys")
+        known = {shown_key(key): name for key, name in names.items()}
     folder = keys["run"].expanduser()
     verdict = verdict_on(folder, known)
     if keys.get("json", False):
-        print(json.dumps(verdict.to_dict(), indent=2, ensure_ascii=False, sort_keys=True))
+        table = {"format": "fedsink verdict 2", "fedsink": __version__, **vars(verdict)}
+        print(json.dumps(table, indent=2, ensure_ascii=False, sort_keys=True))
     else:
         print("\n".join(map(printable, _lines(verdict, folder))))
     return 0 if verdict.verdict == (CONSISTENT if known is None else SIGNED) else 1
-
-
-def read_peers(path: Path) -> dict[str, str]:
-    """Reads the table `[keys]` of a TOML file: names of nodes, each with its public key.
-
-    Returns:
-        Names by key.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds something else.
-    """
-    import tomllib
-
-    from fedsink.protocol.signatures import read_key, shown_key
-
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"peers={path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise ConfigError(f"peers={path} is no TOML file: {error}.") from None
-    keys = table.get("keys")
-    if set(table) != {"keys"} or not isinstance(keys, dict) or not keys:
-        raise ConfigError(f'peers={path} must be a table [keys] with lines NAME = "ed25519:…".')
-    names: dict[str, str] = {}
-    for name, key in keys.items():
-        try:
-            shown = shown_key(read_key(str(key)))
-        except ConfigError as error:
-            raise ConfigError(f"peers={path}, {name}: {error}") from None
-        if shown in names:
-            raise ConfigError(f"peers={path}: {names[shown]} and {name} have one key.")
-        names[shown] = name
-    return names
 
 
 def _lines(verdict: Verdict, folder: Path) -> list[str]:

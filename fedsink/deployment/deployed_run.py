@@ -6,6 +6,7 @@ same configuration by `deployable`, `received` and `deployed_settings` before it
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import shutil
@@ -23,7 +24,7 @@ from fedsink.conf.acting import compose_config
 from fedsink.conf.typed import typed_words
 from fedsink.configuration import Configuration
 from fedsink.deployment.node_grid import NodeGrid, Patience
-from fedsink.deployment.results import Results, failure_of, frames
+from fedsink.deployment.results import FAILED, failure_of, frames, public_files
 from fedsink.deployment.server_folder import (
     KEY_FILE,
     deployed_name,
@@ -236,9 +237,9 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str]
             _ACTIONS[checks.choice("action", run_config["action"], *_ACTIONS)](
                 grid, folder, run_config
             )
-            lines = frames(Results.of(name, folder).to_bytes())
+            lines = frames(public_files(folder))
     except Exception as error:
-        _send(frames(Results(name, failure=failure_of(error)).to_bytes()), tell)
+        _send(frames({FAILED: json.dumps(failure_of(error)).encode()}), tell)
         raise
     _send(lines, tell)
 

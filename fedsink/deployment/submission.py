@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedsink.deployment.results import Receiver, Results
+from fedsink.deployment.results import Receiver
 from fedsink.environment import typed_name
 from fedsink.errors import ClientError, ConfigError, TransferError
+from fedsink.reporting import output_files
 from fedsink.reporting.displays import printable
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
@@ -185,13 +186,15 @@ def submit(
         print(f"fedsink: {submission.what_happened()} Once it has ended: {again}", file=sys.stderr)
         return 1
     try:
-        results = Results.from_bytes(submission.results.content())
+        files, failure = submission.results.results()
     except TransferError as error:
         raise TransferError(f"{error} {again}") from error
-    if results.failure is not None:
-        print(f"fedsink: {printable(results.failure['message'])}", file=sys.stderr)
-        return int(results.failure["exit_code"])
-    results.unpack(folder)
+    if failure is not None:
+        print(f"fedsink: {printable(failure['message'])}", file=sys.stderr)
+        return int(failure["exit_code"])
+    with output_files.new_folder(folder) as made:  # all of them, or none at all
+        for name, content in files.items():
+            output_files.write_atomic(made / name, content)
     from fedsink.pages.report_page import report_at_end
 
     report_at_end(folder)

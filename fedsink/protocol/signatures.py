@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import tomllib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedsink.errors import (
     BadSignatureError,
@@ -111,6 +113,40 @@ def read_key(text: str) -> bytes:
             "fedsink prints."
         )
     return public
+
+
+def read_keys(what: str, path: Path, table: str | None = None) -> dict[bytes, str]:
+    """Reads names by their keys: lines ``NAME = "ed25519:…"`` of a TOML file, or of its only table.
+
+    Args:
+        what: the file's name in errors.
+        path: of the file.
+        table: name of the table that holds the lines.
+
+    Raises:
+        ConfigError: it cannot be read, holds something else, or one key twice.
+    """
+    try:
+        values: Any = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ConfigError(f"{what} is no TOML file: {error}.") from None
+    if table is not None:
+        values = values[table] if set(values) == {table} else None
+    if not values or not isinstance(values, dict):
+        place = "" if table is None else f"a table [{table}] of "
+        raise ConfigError(f'{what} must be {place}lines NAME = "{_PREFIX}…".')
+    names: dict[bytes, str] = {}
+    for name, text in values.items():
+        try:
+            key = read_key(str(text))
+        except ConfigError as error:
+            raise ConfigError(f"{what}, {name}: {error}") from None
+        if key in names:
+            raise ConfigError(f"{what}: {names[key]} and {name} have one key.")
+        names[key] = name
+    return names
 
 
 def _covered(record: RecordDict, message_type: str, node: str) -> bytes:

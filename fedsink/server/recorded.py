@@ -77,6 +77,14 @@ class RecordedRun:
         return _table(self.folder.metrics)
 
     @cached_property
+    def statements(self) -> list[Any]:
+        """nodes.json: what nodes have signed, as it lies there; none where no node was asked."""
+        table = _table(self.folder.nodes) or {"nodes": []}
+        if not isinstance(listed := table.get("nodes"), list):
+            raise CheckpointError(f"{self.folder.nodes} is damaged: it has no list of nodes.")
+        return listed
+
+    @cached_property
     def failure(self) -> dict[str, Any] | None:
         """failed.json: `message` and `exit_code` of a deployed run that failed, else None."""
         return _table(self.folder.failed)
@@ -146,12 +154,12 @@ def _table(path: Path) -> dict[str, Any] | None:
 
 def _record(content: bytes, place: str) -> dict[str, Any]:
     try:
-        record = read_json(content)
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict):
-        raise CheckpointError(
-            f"{place} is damaged, it is no JSON object: restore the file from a copy, or run the "
-            "command again that wrote it."
-        )
-    return record
+        if isinstance(record := read_json(content), dict):
+            return record
+        why = "it is no JSON object"
+    except ValueError as error:
+        why = str(error)[:80]
+    raise CheckpointError(
+        f"{place} is damaged, {why}: restore the file from a copy, or run the command again that "
+        "wrote it."
+    )

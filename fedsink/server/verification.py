@@ -1,7 +1,7 @@
 """Verifies what a run's folder, or a published generator, says of its privacy, without the data.
 
-`verdict_on` trusts nobody who made the folder: it computes ε again from the plan, and compares
-every entry of privacy.json, the files' sums, and what nodes have signed.
+Nobody who made the folder is trusted: ε is computed again from the plan, and compared with every
+entry of privacy.json; so are the files with their sums, and the plan with what nodes have signed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedsink.protocol.charge_statement import ChargeStatement
 from fedsink.server.folder import SUMMED, SUMS, RunFolder, own_file, read_sums, sha256_of
 from fedsink.server.recorded import RecordedRun, cautions
 from fedsink.strategies.restated import Restated, agree, restated
-from fedsink.values import read_json
+from fedsink.values import Config
 
 SIGNED, CONSISTENT, UNPROTECTED, REFUSED = "signed", "consistent", "unprotected", "refused"
 
@@ -40,42 +40,27 @@ _DEPLOYED, _REPRODUCIBLE = "node", "reproducible"
 
 @dataclass
 class Verdict:
-    """The verdict on one run, with its reasons.
-
-    Attributes:
-        verdict: `SIGNED`, `CONSISTENT`, `UNPROTECTED` or `REFUSED`.
-        reasons: sentences, each of which alone refuses the promise.
-        gaps: what is missing for `SIGNED`, sentences; only where keys are given.
-        unvouched: what nobody but the sender vouches for, in parts of a sentence.
-        notes: warnings, sentences.
-        signed, named: how many of the nodes that should have signed, and how many should.
-        promise: ε, δ, unit and adjacency, computed from the plan.
-        epsilons: ε by accountant.
-        left_out: why, by accountants that have no answer.
-        files: SHA-256 of the files that were compared.
-        nodes: what nodes have signed, a table for each.
-    """
+    """The verdict on one run, with its reasons in sentences."""
 
     verdict: str = REFUSED
-    reasons: list[str] = field(default_factory=list)
-    gaps: list[str] = field(default_factory=list)
-    unvouched: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    signed: int = 0
+    reasons: list[str] = field(default_factory=list)  # each alone refuses the promise
+    gaps: list[str] = field(default_factory=list)  # what is missing for `SIGNED`
+    unvouched: list[str] = field(default_factory=list)  # parts of a sentence
+    notes: list[str] = field(default_factory=list)  # warnings
+    signed: int = 0  # nodes that have signed, of `named` nodes that should have
     named: int = 0
-    promise: dict[str, Any] = field(default_factory=dict)
-    epsilons: dict[str, float] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    nodes: list[dict[str, Any]] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the verdict as JSON values."""
-        return {"format": "fedsink verdict 2", "fedsink": __version__, **vars(self)}
+    promise: dict[str, Any] = field(default_factory=dict)  # computed from the plan
+    epsilons: dict[str, float] = field(default_factory=dict)  # by accountant
+    left_out: dict[str, str] = field(default_factory=dict)  # why, by accountant
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 of what was compared
+    nodes: list[dict[str, Any]] = field(default_factory=list)  # what each has signed
 
 
 def verdict_on(path: Path, known: Mapping[str, str] | None = None) -> Verdict:
-    """Returns the verdict on a run folder or a published generator.
+    """Returns the verdict on a folder with privacy.json: a run's, or a published generator's.
+
+    `known` has the names of nodes by their public keys (``ed25519:…``), from elsewhere than the
+    folder; None: nobody vouches for keys.
 
     Guarantees:
         - `SIGNED` needs a valid statement on this run and plan by every known key, and a promise
@@ -83,54 +68,20 @@ def verdict_on(path: Path, known: Mapping[str, str] | None = None) -> Verdict:
         - No entry that a sender can write takes the place of a statement.
         - Nothing outside the folder is read, and nothing is written.
         - Whatever the folder's files hold gives a verdict.
-
-    Args:
-        path: the folder, with privacy.json.
-        known: names of nodes by their public keys (``ed25519:…``), from elsewhere than the folder;
-            None: nobody vouches for keys.
-
-    Raises:
-        ConfigError: the folder has no privacy.json.
     """
-    folder, verdict = RunFolder(path), Verdict()
-    if not own_file(folder.privacy):
+    run, verdict = RecordedRun(RunFolder(path)), Verdict()
+    if not own_file(run.folder.privacy):
         raise ConfigError(
-            f"{path} has no {folder.privacy.name}: name the folder of a run, or one with its "
-            "generator and what lay beside it."
+            f"{path} has no privacy.json: name the folder of a run, or one with its generator and "
+            "what lay beside it."
         )
-    stated = _table(folder.privacy, verdict)
-    plan = None if stated is None else _check_numbers(folder, stated, verdict)
-    _check_files(folder, verdict)
-    if stated is None or plan is None:
-        return verdict
-    _check_nodes(folder, stated, plan, known, verdict)
-    if not verdict.reasons:
-        verdict.verdict = CONSISTENT if known is None or verdict.gaps else SIGNED
-        if not plan.epsilons or stated.get("noise") == _REPRODUCIBLE:
-            verdict.verdict = UNPROTECTED
-    return verdict
-
-
-def _table(path: Path, verdict: Verdict) -> dict[str, Any] | None:
-    """Returns a file's JSON object; None, with a reason, where it is none."""
     try:
-        if isinstance(table := read_json(path.read_bytes()), dict):
-            return table
-        raise ValueError("it is no JSON object")
-    except (ValueError, OSError) as error:
-        verdict.reasons.append(f"{path.name} is damaged: {str(error)[:80]}.")
-        return None
-
-
-def _check_numbers(
-    folder: RunFolder, stated: Mapping[str, Any], verdict: Verdict
-) -> Restated | None:
-    """Compares privacy.json with what its plan gives."""
-    try:
+        stated = run.privacy or {}
         plan = restated(stated)
-    except (FedsinkError, RecursionError, OverflowError, MemoryError) as error:
+    except (FedsinkError, OSError, RecursionError, OverflowError, MemoryError) as error:
         verdict.reasons.append(f"privacy.json cannot be verified: {_sentence(error)}")
-        return None
+        _check_files(run.folder, verdict)
+        return verdict
     same = stated.get("fedsink") == __version__
     for where, expected, found in _differences(plan.entries, stated):
         if not same and _SENTENCES.intersection(where.split(".")):
@@ -146,11 +97,22 @@ def _check_numbers(
     verdict.epsilons, verdict.left_out = dict(plan.epsilons), dict(plan.left_out)
     names = ("model", "epsilon", "delta", "unit", "adjacency", "accountant")
     verdict.promise = {name: plan.entries.get(name) for name in names} | {"run": stated.get("run")}
-    config: Mapping[str, Any] = {"data": {"nominal_records": plan.records}}
+    config: Config = {"data": {"nominal_records": plan.records}}
     with suppress(CheckpointError, ConfigError):  # only cautions rest on it
-        config = RecordedRun(folder).config if own_file(folder.config) else config
+        config = run.config if own_file(run.folder.config) else config
     verdict.notes += cautions(plan.entries, config)
-    return plan
+    if stated.get("noise") == _REPRODUCIBLE:
+        verdict.notes.append(
+            "The noise is computed from a published seed, and whoever knows it can subtract it: ε "
+            "describes the mechanism, and no record of this run is protected by it."
+        )
+    _check_files(run.folder, verdict)
+    _check_nodes(run, stated, plan, known, verdict)
+    if not verdict.reasons:
+        verdict.verdict = CONSISTENT if known is None or verdict.gaps else SIGNED
+        if not plan.epsilons or stated.get("noise") == _REPRODUCIBLE:
+            verdict.verdict = UNPROTECTED
+    return verdict
 
 
 def _differences(expected: Any, found: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -186,94 +148,95 @@ def _check_files(folder: RunFolder, verdict: Verdict) -> None:
         path = folder.path / name
         if path.is_symlink():
             verdict.reasons.append(f"{name} is a link: hand over the file.")
-        elif not path.is_file():
-            if name == "report.html":
-                verdict.notes += ["report.html was not handed over."] if name in sums else []
-            else:
-                verdict.reasons.append(f"{name} is missing.")
-        else:
+        elif path.is_file():
             verdict.files[name] = sha256_of(path)
-            if name not in sums:
-                verdict.reasons.append(f"{name} is not in {SUMS}.")
-            elif sums[name] != verdict.files[name]:
-                verdict.reasons.append(f"{name} was changed: it has another SHA-256 than there.")
+            if sums.get(name) != verdict.files[name]:
+                verdict.reasons.append(f"{name} was changed: {SUMS} has another SHA-256, or none.")
+        elif name != "report.html":
+            verdict.reasons.append(f"{name} is missing.")
+        elif name in sums:
+            verdict.notes.append("report.html was not handed over.")
 
 
 def _check_nodes(
-    folder: RunFolder,
-    stated: Mapping[str, Any],
+    run: RecordedRun,
+    stated: Config,
     plan: Restated,
     known: Mapping[str, str] | None,
     verdict: Verdict,
 ) -> None:
     """Compares what nodes have signed with the promise, and says what nobody has signed."""
-    statements = _statements(folder, verdict)
+    statements, listed = list[tuple[ChargeStatement, str]](), list[Any]()
+    if run.folder.nodes.is_symlink():
+        verdict.reasons.append("nodes.json is a link: hand over the file.")
+    try:
+        listed = run.statements
+    except (CheckpointError, OSError) as error:
+        verdict.reasons.append(_sentence(error))
+    for number, signed in enumerate(listed, 1):
+        try:
+            statements.append(ChargeStatement.verified(signed))
+        except (ValueError, BadSignatureError) as error:
+            verdict.reasons.append(f"Statement {number} in nodes.json is not valid: {error}.")
+    statements.sort(key=lambda pair: pair[0].client)
     vouching: dict[int, bool] = {}  # client → was charged, by statements that count
+    masked = plan.entries.get("noise_share", {}).get("masked", False)
     for statement, key in statements:
-        name = (known or {}).get(key)
-        client = f"The node of client {statement.client}"
-        verdict.reasons += [f"{client} {why}." for why in _contradictions(statement, stated, plan)]
-        lacking = [f"{client} {why}." for why in _lacking(statement, plan)]
+        node, name = f"The node of client {statement.client}", (known or {}).get(key)
+        charges = statement.charges
+        verdict.reasons += [f"{node} {why}." for why in _contradictions(statement, stated, plan)]
+        lacking = []
+        if any(charge.epsilon is None for charge in charges):
+            lacking.append(f"{node} counts Rényi costs, which state no ε of a run.")
+        if masked and charges and statement.aggregation != "masked":
+            rule = _short(statement.aggregation)
+            lacking.append(f"{node} answers without masks, too: its rule is {rule}.")
         if name is not None:
             verdict.gaps += lacking
             if not lacking:
-                vouching[statement.client] = bool(statement.charges)
-        charges = statement.charges
+                vouching[statement.client] = bool(charges)
         verdict.nodes.append(
             {"client": statement.client, "key": key, "name": name, "noise": statement.noise,
              "day": statement.day, "rounds": sum(c.rounds for c in charges),
              "epsilon": max((c.epsilon or 0.0 for c in charges), default=0.0),
              "delta": max((c.delta for c in charges), default=0.0)}
         )  # fmt: skip
-    for what, counts in (
-        ("of client", Counter(statement.client for statement, _ in statements)),
-        ("by the key", Counter(key for _, key in statements)),
-    ):
-        several = (f"{what} {value}" for value, count in counts.items() if count > 1)
-        verdict.reasons += [f"Several statements are {one}." for one in several]
+    signers = {key for _, key in statements}
+    counts = Counter(f"of client {statement.client}" for statement, _ in statements)
+    counts.update(f"by the key {key}" for _, key in statements)
+    verdict.reasons += [f"Several statements are {one}." for one, n in counts.items() if n > 1]
     if statements and stated.get("noise") != _DEPLOYED:
         verdict.reasons.append("Nodes have signed, and privacy.json states another noise.")
-    if known is not None:
-        _count(plan, known, {key for _, key in statements}, vouching, verdict)
-    others = plan.clients - len(vouching)
-    verdict.unvouched += [
-        what
-        for what, said in (
-            ("that this generator is that run's", verdict.files),
-            ("that the plan was carried out, and that its noise is secret", known is None),
-            ("whose keys signed", known is None and statements),
-            (f"what {others} of {plan.clients} clients released", known is not None and others),
-        )
-        if said
+    if verdict.files:
+        verdict.unvouched.append("that this generator is that run's")
+    if known is None:
+        verdict.unvouched.append("that the plan was carried out, and that its noise is secret")
+        verdict.unvouched += ["whose keys signed"] if statements else []
+        return
+    if others := plan.clients - len(vouching):
+        verdict.unvouched.append(f"what {others} of {plan.clients} clients released")
+    verdict.signed, verdict.named = len(vouching), len(known)
+    verdict.gaps += [
+        f"No statement is there by {name}: its owner prints one by fedsink ledger statement."
+        for key, name in known.items()
+        if key not in signers
     ]
-    if stated["noise"] == _REPRODUCIBLE:
-        verdict.notes.append(
-            "The noise is computed from a published seed, and whoever knows it can subtract it: ε "
-            "describes the mechanism, and no record of this run is protected by it."
-        )
+    if "noise_share" in plan.entries:  # a node's ε rests on the noise of the others
+        verdict.named = max(len(known), plan.clients)
+        if len(vouching) < plan.clients:
+            verdict.gaps.append("The clients share their noise, and not all of them have signed.")
+        for members, fewest in {plan.cohort(k) for k in vouching if 0 <= k < plan.clients}:
+            charged = sum(vouching.get(k, True) for k in members)
+            if 0 < charged < fewest:
+                verdict.reasons.append(
+                    f"{charged} clients of the cohort of client {members[0]} were charged, and its "
+                    f"sums need {fewest} shares of the noise."
+                )
+    if plan.entries.get("shuffling", {}).get("epsilon") is not None:
+        verdict.gaps.append("No node vouches for a shuffler, or for the number of its reports.")
 
 
-def _statements(folder: RunFolder, verdict: Verdict) -> list[tuple[ChargeStatement, str]]:
-    """Returns the valid statements with the keys that signed them."""
-    if folder.nodes.is_symlink():
-        verdict.reasons.append("nodes.json is a link: hand over the file.")
-    if not own_file(folder.nodes) or (table := _table(folder.nodes, verdict)) is None:
-        return []
-    found = []
-    if not isinstance(listed := table.get("nodes"), list):
-        verdict.reasons.append("nodes.json is damaged: it has no list of nodes.")
-        listed = []
-    for number, signed in enumerate(listed, 1):
-        try:
-            found.append(ChargeStatement.verified(signed))
-        except (ValueError, BadSignatureError) as error:
-            verdict.reasons.append(f"Statement {number} in nodes.json is not valid: {error}.")
-    return sorted(found, key=lambda pair: pair[0].client)
-
-
-def _contradictions(
-    statement: ChargeStatement, stated: Mapping[str, Any], plan: Restated
-) -> Iterator[str]:
+def _contradictions(statement: ChargeStatement, stated: Config, plan: Restated) -> Iterator[str]:
     """Yields what contradicts the promise in one statement."""
     if statement.run != stated.get("run"):
         yield f"signed for the run {_short(statement.run)}, not {_short(stated.get('run'))}"
@@ -300,44 +263,6 @@ def _contradictions(
             yield f"was charged δ = {charge.delta:.4g}, more than twice the {delta:.4g} promised"
         if charge.rounds > rounds:
             yield f"answered {charge.rounds:.0f} rounds of a plan of {rounds}"
-
-
-def _lacking(statement: ChargeStatement, plan: Restated) -> Iterator[str]:
-    """Yields what one statement leaves open."""
-    if any(charge.epsilon is None for charge in statement.charges):
-        yield "counts Rényi costs, which state no ε of a run"
-    masked = plan.entries.get("noise_share", {}).get("masked", False)
-    if masked and statement.charges and statement.aggregation != "masked":
-        yield f"answers without masks, too: its rule is {_short(statement.aggregation)}"
-
-
-def _count(
-    plan: Restated,
-    known: Mapping[str, str],
-    signers: set[str],
-    vouching: Mapping[int, bool],
-    verdict: Verdict,
-) -> None:
-    """Counts who has signed, and names the gaps."""
-    verdict.signed, verdict.named = len(vouching), len(known)
-    verdict.gaps += [
-        f"No statement is there by {name}: its owner prints one by fedsink ledger statement."
-        for key, name in known.items()
-        if key not in signers
-    ]
-    if "noise_share" in plan.entries:  # a node's ε rests on the noise of the others
-        verdict.named = max(len(known), plan.clients)
-        if len(vouching) < plan.clients:
-            verdict.gaps.append("The clients share their noise, and not all of them have signed.")
-        for members, fewest in {plan.cohort(client) for client in vouching}:
-            charged = sum(vouching.get(k, True) for k in members)
-            if 0 < charged < fewest:
-                verdict.reasons.append(
-                    f"{charged} clients of the cohort of client {members[0]} were charged, and its "
-                    f"sums need {fewest} shares of the noise."
-                )
-    if plan.entries.get("shuffling", {}).get("epsilon") is not None:
-        verdict.gaps.append("No node vouches for a shuffler, or for the number of its reports.")
 
 
 def _short(value: object) -> str:

@@ -375,9 +375,11 @@ def test_the_table_of_aggregation(write: Write, tmp_path: Path) -> None:
         (BY_PEERS + f'authority = "{KEYS[0]}"', "give peers, or authority with the certificate"),
         ("[aggregation]\nminimum_cohort = 3", "give peers, or authority"),
         (BY_PEERS.replace("peers.toml", "none.toml"), "none.toml cannot be read"),
-        (BY_PEERS.replace("peers.toml", "twice.toml"), "names one key for two clients"),
-        (BY_PEERS.replace("peers.toml", "wrong.toml"), "holds no peers"),
+        (BY_PEERS.replace("peers.toml", "twice.toml"), "twice.toml: 0 and 1 have one key"),
+        (BY_PEERS.replace("peers.toml", "wrong.toml"), "wrong.toml, a: 'b' is no public key"),
         (BY_PEERS.replace("peers.toml", "again.toml"), "'00' is not how a client's number is"),
+        (BY_PEERS.replace("peers.toml", "named.toml"), "'a' is not how a client's number is"),
+        (BY_PEERS.replace("peers.toml", "none of them.toml"), "must be lines NAME = "),
         (BY_PEERS + "minimum = 3", "unknown key 'minimum'"),
         (
             f'[aggregation]\nminimum_cohort = 3\nauthority = "{KEYS[0]}"\ncertificate = "ab"',
@@ -391,6 +393,8 @@ def test_mistakes_in_the_table_of_aggregation(
     (tmp_path / "peers.toml").write_text(f'0 = "{KEYS[0]}"')
     (tmp_path / "twice.toml").write_text(f'0 = "{KEYS[0]}"\n1 = "{KEYS[0]}"')
     (tmp_path / "wrong.toml").write_text('a = "b"')
+    (tmp_path / "named.toml").write_text(f'a = "{KEYS[0]}"')
+    (tmp_path / "none of them.toml").write_text("")
     (tmp_path / "again.toml").write_text(f'0 = "{KEYS[0]}"\n00 = "{KEYS[1]}"')
     with pytest.raises(ConfigError, match=told):
         write(MASKED, table)

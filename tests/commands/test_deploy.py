@@ -24,7 +24,6 @@ _FLWR = """#!{python}
 import json, os, sys, time, tomllib
 from pathlib import Path
 from fedsink.deployment.results import frames
-from fedsink.deployment.results import Results
 asked = sys.argv[1:]
 with open(os.environ["ASKED"], "a") as file:
     file.write(json.dumps(asked) + "\\n")
@@ -41,12 +40,12 @@ if asked[0] == "run":
     outcome, results = os.environ["OUTCOME"], None
     if outcome in ("finished", "torn"):
         files = {{"metrics.json": b"x" * 100_000, "config.yaml": b"{{report: {{html: false}}}}"}}
-        results = Results(config["name"], files)
+        results = files
     if outcome == "failed":
         told = {{"message": "client 1 refused the request.", "exit_code": 1}}
-        results = Results(config["name"], failure=told)
+        results = {{"failed.json": json.dumps(told).encode()}}
     if results is not None:
-        for frame in list(frames(results.to_bytes()))[: 1 if outcome == "torn" else None]:
+        for frame in list(frames(results))[: 1 if outcome == "torn" else None]:
             print(frame, flush=True)
     if outcome in ("running", "pending"):
         time.sleep(60)

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedsink.commands.node import run as node
-from fedsink.commands.verify import read_peers, run
+from fedsink.commands.verify import run
 from fedsink.conf.acting import compose_config
 from fedsink.errors import ConfigError
 from fedsink.protocol.identity_key import NodeIdentityKey
@@ -18,9 +17,6 @@ from fedsink.simulation.simulated_run import start
 from ..support.policies import CENTRAL as CENTRAL_WORDS
 from ..support.policies import limits, policy
 
-KEYS = [
-    NodeIdentityKey(Ed25519PrivateKey.from_private_bytes(bytes([k] * 32))).shown for k in range(2)
-]
 SMALL = ("engine=local", "clients=2", "rounds=3", "report.pictures=0")
 
 
@@ -104,19 +100,3 @@ def test_a_node_shows_its_identity(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.strip() == NodeIdentityKey.at(tmp_path / "state").shown
     with pytest.raises(ConfigError, match="policy must be given"):
         node(["key"])
-
-
-def test_peers_are_read_strictly(tmp_path: Path) -> None:
-    path = tmp_path / "peers.toml"
-    path.write_text(f'[keys]\na = "{KEYS[0]}"\n"ward 2" = "{KEYS[1]}"\n')
-    assert read_peers(path) == {KEYS[0]: "a", KEYS[1]: "ward 2"}
-    for text, words in (
-        ("[keys]", "must be a table"), ("[other]\na = 1", "must be a table"), ("{", "is no TOML"),
-        ('[keys]\na = "x"', "toml, a: 'x' is no public key"),
-        (f'[keys]\na = "{KEYS[0]}"\nb = "{KEYS[0]}"', "a and b have one key"),
-    ):  # fmt: skip
-        path.write_text(text)
-        with pytest.raises(ConfigError, match=words):
-            read_peers(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_peers(tmp_path / "none.toml")

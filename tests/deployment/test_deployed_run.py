@@ -18,7 +18,7 @@ from fedsink.commands.ledger import run as owner_ledger
 from fedsink.conf.acting import compose_config
 from fedsink.deployment.deployed_run import app as server
 from fedsink.deployment.deployed_run import deployable, run_deployed
-from fedsink.deployment.results import Receiver, Results
+from fedsink.deployment.results import Receiver
 from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import (
     CheckpointError,
@@ -29,6 +29,7 @@ from fedsink.errors import (
     TransferError,
 )
 from fedsink.protocol.identity_key import NodeIdentityKey
+from fedsink.reporting.output_files import write_atomic
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, stored_config
 from fedsink.server.verification import SIGNED, verdict_on
@@ -109,14 +110,21 @@ class Submitter:
         assert self._receiver.take(line)
 
     @property
-    def results(self) -> Results:
-        return Results.from_bytes(self._receiver.content())
+    def files(self) -> dict[str, bytes]:
+        files, failure = self._receiver.results()
+        assert failure is None
+        return files
 
     @property
     def failure(self) -> dict[str, Any]:
-        assert self.results.failure is not None
-        assert self.results.files == {}
-        return dict(self.results.failure)
+        files, failure = self._receiver.results()
+        assert failure is not None
+        assert files == {}
+        return failure
+
+    def unpack(self, folder: Path) -> None:
+        for name, content in self.files.items():
+            write_atomic(folder / name, content)
 
 
 @pytest.mark.parametrize("overrides", [CENTRAL, LOCAL], ids=["central", "ldp"])
@@ -130,7 +138,7 @@ def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
     submitter = Submitter()
     for line in capsys.readouterr().out.splitlines():
         submitter(line)
-    submitter.results.unpack(tmp_path / "here")
+    submitter.unpack(tmp_path / "here")
     for path in (tmp_path / "here").rglob("*"):
         if path.is_file():
             assert (
@@ -205,7 +213,7 @@ def test_a_run_starts_from_public_weights_that_lie_at_the_server(
     stated = json.loads(folder.privacy.read_text())["start"]
     assert stated == json.loads((trained / "privacy.json").read_text())["start"]
     assert (folder.path / "start" / "generator.safetensors").is_file()
-    submitter.results.unpack(tmp_path / "here")
+    submitter.unpack(tmp_path / "here")
     verdict = verdict_on(tmp_path / "here")
     assert verdict.reasons == []
 
@@ -215,7 +223,7 @@ def test_a_log_stays_at_the_server(folder: RunFolder, grid: Callable[..., Nodes]
     submitter = Submitter()
     run_deployed(grid(), submitted(*CENTRAL, "log=tensorboard"), submitter)
     assert list((folder.path / "tensorboard").iterdir())
-    assert not [name for name in submitter.results.files if "tensorboard" in name]
+    assert not [name for name in submitter.files if "tensorboard" in name]
 
 
 def test_a_logger_without_its_package_is_told_by_the_server_alone(
@@ -227,7 +235,7 @@ def test_a_logger_without_its_package_is_told_by_the_server_alone(
         run_deployed(nodes, keys, submitter)
     assert not folder.path.exists()
     assert nodes.asked == []
-    assert "pip install mlflow" in submitter.results.failure["message"]
+    assert "pip install mlflow" in submitter.failure["message"]
 
 
 @pytest.mark.medium
@@ -270,7 +278,7 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
     for action in ("resume", "fetch", "resume"):  # a finished run has its results to give again
         nodes, submitter = grid(), Submitter()
         run_deployed(nodes, submitted(action=action), submitter)
-        assert "generator.safetensors" in submitter.results.files
+        assert "generator.safetensors" in submitter.files
     assert nodes.asked == []
     assert folder.finished
     assert not folder.failed.exists()
@@ -306,7 +314,7 @@ def test_a_run_with_a_quorum_ends_without_an_absent_node(
     submitter = Submitter()
     more = ("strategy.quorum=0.5", "engine.round_timeout=0.3")
     run_deployed(nodes, submitted(*overrides, *more), submitter)
-    files = submitter.results.files
+    files = submitter.files
     stated = json.loads(files["privacy.json"])
     central = overrides is CENTRAL
     assert stated["participation"]["missed"] == [{"client": 1, "messages": 1}]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fedsink.errors import (
 )
 from fedsink.protocol.aggregation import Trip, put_trip
 from fedsink.protocol.packing import digest, pack
-from fedsink.protocol.signatures import read_key, shown_key, sign, signer
+from fedsink.protocol.signatures import read_key, read_keys, shown_key, sign, signer
 from fedsink.secagg.parameters import Parameters
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
@@ -161,3 +162,26 @@ def test_no_key_that_is_made_is_weak() -> None:
     for seed in range(1, 200):
         key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
         assert read_key(shown_key(key.public_key().public_bytes_raw()))
+
+
+def test_files_of_keys_are_read_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "peers.toml"
+    one, two = (shown_key(key.public_key().public_bytes_raw()) for key in (KEY, OTHER))
+    lines = f'a = "{one}"\n"ward 2" = "{two}"\n'
+    for text, table in ((lines, None), (f"[keys]\n{lines}", "keys")):
+        path.write_text(text)
+        assert read_keys("peers", path, table) == {read_key(one): "a", read_key(two): "ward 2"}
+    for text, words in (
+        ("[keys]", r"must be a table \[keys\] of lines"), ("[other]\na = 1", "must be a table"),
+        ("keys = [1]", "must be a table"), (lines, "must be a table"), ("{", "is no TOML"),
+        ('[keys]\na = "x"', "peers, a: 'x' is no public key"),
+        (f'[keys]\na = "{one}"\nb = "{one}"', "peers: a and b have one key"),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_keys("peers", path, "keys")
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="is no TOML"):
+        read_keys("peers", path)
+    with pytest.raises(ConfigError, match="peers cannot be read: No such file"):
+        read_keys("peers", tmp_path / "none.toml")

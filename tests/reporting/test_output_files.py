@@ -12,7 +12,26 @@ from hypothesis import strategies as st
 
 from fedsink.errors import CheckpointError
 from fedsink.reporting import output_files
-from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_atomic, write_json
+from fedsink.reporting.output_files import (
+    append_jsonl,
+    new_folder,
+    truncate_jsonl,
+    write_atomic,
+    write_json,
+)
+
+
+def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
+    place = tmp_path / "runs" / "run"
+    with new_folder(place) as made:
+        write_atomic(made / "samples" / "one.png", b"one")
+    assert [path.name for path in place.parent.iterdir()] == ["run"]
+    assert [path.name for path in place.rglob("*.png")] == ["one.png"]
+    with pytest.raises(OSError, match="not empty"), new_folder(place) as made:
+        write_atomic(made / "two", b"two")
+    with pytest.raises(OSError, match="the disk is full"), new_folder(tmp_path / "runs" / "other"):
+        raise OSError("the disk is full")
+    assert [path.name for path in place.parent.iterdir()] == ["run"]
 
 
 def test_writes_and_replaces(tmp_path):

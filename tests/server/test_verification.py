@@ -155,7 +155,7 @@ def test_an_honest_run_of_each_method_is_verified(handed: Callable[..., Path], n
     assert verdict.promise["epsilon"] == pytest.approx(stated["epsilon"])
     own = verdict.epsilons.get(stated["accountant"], verdict.epsilons.get("summation"))
     assert own == pytest.approx(stated["epsilon"], rel=1e-4)
-    json.dumps(verdict.to_dict(), allow_nan=False)
+    json.dumps(vars(verdict), allow_nan=False)
 
 
 @pytest.mark.parametrize("overrides", [("eps=inf",), ("eps=inf", "strategy=gs_wgan")])
@@ -166,6 +166,8 @@ def test_a_run_without_noise_protects_nothing(
     verdict = verdict_on(handed(stated))
     assert (verdict.verdict, verdict.reasons) == (UNPROTECTED, [])
     assert refused(verdict_on(handed({**stated, "epsilon": 3.0})), "epsilon = 3.0", "nothing")
+    del stated["noise"]
+    assert refused(verdict_on(handed(stated)), "noise = nothing, and its plan gives none")
 
 
 def test_noise_of_a_published_seed_protects_nothing(handed: Callable[..., Path]) -> None:
@@ -314,7 +316,7 @@ def test_a_link_is_not_followed(
     (folder / name).symlink_to(elsewhere)
     verdict = verdict_on(folder)
     assert f"{name} is a link: hand over the file." in verdict.reasons
-    assert sha256_of(elsewhere) not in json.dumps(verdict.to_dict())
+    assert sha256_of(elsewhere) not in json.dumps(vars(verdict))
 
 
 def test_what_is_no_file_of_sums_ends_at_once(handed: Callable[..., Path]) -> None:
@@ -423,6 +425,9 @@ def test_shared_noise_needs_every_client_and_enough_shares(
     assert verdict_on(handed(stated, nodes), named(4)).verdict == SIGNED  # one may be missing
     nodes[1] = signed(stated, 1, charges=())
     assert "2 clients of the cohort" in verdict_on(handed(stated, nodes), named(4)).reasons[0]
+    for stranger in (-1, 4, 10**9):
+        folder = handed(stated, [*nodes[2:], signed(stated, stranger, key=0)])
+        assert verdict_on(folder, named(4)).verdict == REFUSED
     trusting = [signed(stated, k, aggregation="trusted") for k in range(4)]
     verdict = verdict_on(handed(stated, trusting), named(4))
     assert verdict.verdict == (CONSISTENT if masked else SIGNED)
@@ -717,7 +722,7 @@ def test_hostile_values_give_a_verdict(handed: Callable[..., Path], data: st.Dat
     place[data.draw(st.sampled_from(sorted(place)))] = data.draw(_HOSTILE)
     verdict = verdict_on(handed(stated, nodes))
     assert verdict.verdict in (SIGNED, CONSISTENT, REFUSED, UNPROTECTED)
-    json.dumps(verdict.to_dict())
+    json.dumps(vars(verdict))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\udcff", "1" * 5000])
