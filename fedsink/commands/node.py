@@ -80,12 +80,12 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         "num-partitions": keys["clients"],
         "device": keys.get("device", "cpu"),
     }
-    with RunnerProcess(config) as runner:
-        print(f"fedsink node: {runner.admitted}", flush=True)
-        _knock(host, port, tls)
-        with Fleet(f"{host}:{port}", certificate, key, insecure=insecure) as fleet:
-            print(f"fedsink node: node {fleet.node_id} of {fleet.address}", flush=True)
-            _serve(fleet, runner)
+    runner = RunnerProcess(config)
+    print(f"fedsink node: {runner.admitted}", flush=True)
+    _knock(host, port, tls)
+    with Fleet(f"{host}:{port}", certificate, key, insecure=insecure) as fleet:
+        print(f"fedsink node: node {fleet.node_id} of {fleet.address}", flush=True)
+        _serve(fleet, runner)
     return 0
 
 

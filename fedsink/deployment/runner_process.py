@@ -1,110 +1,119 @@
-"""The process beside the private data, as `fedsink node` sees it: started, asked, ended."""
+"""The process beside the private data, as `fedsink node` sees it: started, and asked in forks."""
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
-import subprocess
+import signal
 import sys
+import threading
 from collections.abc import Mapping
-from multiprocessing import Pipe
-from typing import Self
+from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from fedsink.errors import ClientError, ConfigError
+from fedsink.protocol.failure_codes import FAILED
 
 _ATTEMPTS = 2
-_PATIENCE = 10.0
 # Pools of threads are made when a library is loaded; a fork that wants threads makes its own.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+# Nothing is imported from the folder in which the node was started.
+_SURROUNDINGS = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "PYTHONSAFEPATH": "1",
+}
 
 
 class RunnerProcess:
-    """Runs `fedsink.clients.runner` in a process; a context manager that ends it and its fork.
+    """Answers each message in a fork of multiprocessing's fork server, the runner.
 
-    A runner that dies is started again. It ends by itself when this process dies.
+    The runner imports `fedsink.clients.runner` once. One that dies is started again.
+
+    Guarantees:
+        - Neither this process nor the runner reads a record: a fork's records and results die
+          with it, except its reply and the files that the node wrote to its state folder.
+        - No other thread of the runner is alive at a fork.
+        - No code of a submitter is unpacked, imported or run.
+        - A fork that dies is forked once more for the same message, which ledger and reply store
+          make safe; after that the server learns a code.
+        - Runner and forks end with this process.
 
     Args:
         config: the owner's settings: `policy`, `partition-id`, `num-partitions` and `device`.
 
     Raises:
         ConfigError: policy, state, key or records are unusable.
-        ClientError: the process died at its start, or twice over one message.
+        ClientError: the first fork died.
     """
 
     def __init__(self, config: Mapping[str, str | int]) -> None:
-        self._config = json.dumps(dict(config))
-        self.admitted = ""
-        """The owner's limits, in one line."""
-
-    def __enter__(self) -> Self:
-        self._start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end()
-
-    @property
-    def pid(self) -> int:
-        """Process id, for monitoring."""
-        return self._process.pid
-
-    def keep_alive(self) -> None:
-        """Starts it again if it has died."""
-        if self._process.poll() is not None:
-            self._restart()
+        os.environ.update(_SURROUNDINGS)
+        self._config = dict(config)
+        self._processes = get_context("forkserver")
+        self._processes.set_forkserver_preload(["runpy", "fedsink.clients.runner", __name__])
+        self.pid = 0
+        """Process id of the runner that answered last."""
+        code, self.admitted = self._fork("opened") or (1, "The runner died at its start.")
+        if code != 0:
+            raise (ConfigError if code == ConfigError.exit_code else ClientError)(self.admitted)
 
     def answer(self, message: Message) -> Message:
         """The reply to a message, from a fork that ends with it."""
-        request = pickle.dumps(message)
         for _ in range(_ATTEMPTS):
-            try:
-                self._connection.send_bytes(request)
-                reply: Message = pickle.loads(self._connection.recv_bytes())
+            if reply := self._fork("answered", message):
                 return reply
-            except (EOFError, OSError):
-                self._restart()
-        raise ClientError(f"The runner died {_ATTEMPTS} times over one message: see its log above.")
+            print("fedsink node: the process that answered a message died.", file=sys.stderr)
+        return Message(Error(FAILED), reply_to=message)
 
-    def _restart(self) -> None:
-        self._end()
-        code = self._process.returncode
-        print(f"fedsink node: the runner died (exit code {code}); another starts.", file=sys.stderr)
-        self._start()
+    def keep_alive(self) -> None:
+        """Starts the runner where none is alive. Ctrl-C is for this process alone."""
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, heard)
 
-    def _start(self) -> None:
-        self._connection, far = Pipe()
-        command = [sys.executable, "-P", "-m", "fedsink.clients.runner", self._config]
-        self._process = subprocess.Popen(
-            [*command, str(far.fileno())],
-            pass_fds=[far.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **_ONE_THREAD},
-            start_new_session=True,  # this process passes Ctrl-C on
+    def _fork(self, work: str, *words: object) -> Any:
+        """Returns what a function of `fedsink.clients.runner` gives in a fork; None if it died."""
+        receiver, sender = self._processes.Pipe(duplex=False)
+        words = (sender, work, self._config, *words)
+        fork = self._processes.Process(target=_work, args=words, daemon=True)
+        try:
+            self.keep_alive()
+            fork.start()
+            sender.close()
+            runner, said = receiver.recv()
+        except (EOFError, OSError):
+            return None
+        finally:
+            sender.close()
+            receiver.close()
+        fork.join()
+        if self.pid not in (0, runner):
+            print("fedsink node: the runner died; another has started.", file=sys.stderr)
+        self.pid = runner
+        return said
+
+
+def _work(sender: Connection, work: str, *words: object) -> None:
+    """Runs a function of `fedsink.clients.runner` in a fork, which ends with the node's process."""
+    pid = os.getppid()
+    try:
+        from fedsink.clients import runner
+    except ImportError as error:  # over which the fork server passes in silence
+        sys.exit(f"fedsink node: no message can be answered, install fedsink-node anew: {error}.")
+    if runner.THREADS != 1:
+        sys.exit(
+            f"fedsink node: the runner has {runner.THREADS} threads and cannot fork safely: "
+            "uninstall the package that starts threads when it is imported."
         )
-        far.close()
-        try:
-            code, said = pickle.loads(self._connection.recv_bytes())
-        except EOFError:
-            self._end()
-            raise ClientError(
-                f"The runner died at its start (exit code {self._process.returncode})."
-            ) from None
-        except BaseException:
-            self._end()
-            raise
-        if code != 0:
-            self._end()
-            raise ConfigError(said) if code == ConfigError.exit_code else ClientError(said)
-        self.admitted = said
+    threading.Thread(target=_end_with_the_node, daemon=True).start()
+    sender.send((pid, getattr(runner, work)(*words)))
 
-    def _end(self) -> None:
-        """Ends the runner: once its connection closes, it ends its fork and itself."""
-        self._connection.close()
-        try:
-            self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+
+def _end_with_the_node() -> None:
+    node = parent_process()
+    assert node is not None
+    wait([node.sentinel])
+    os._exit(1)

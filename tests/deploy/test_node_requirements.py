@@ -49,15 +49,12 @@ main(sys.argv[1:])
 
 _ANSWER = """
 import json, pickle
-from multiprocessing import Pipe
 from fedsink.clients import runner
 
-runner._import_all()
-near, far = Pipe()
-process = runner.ForkingRunner(json.loads(sys.argv[1]), far)
-opened, said = process.open(), near.recv()
-assert opened, said
-reply = pickle.loads(process._answer(open(sys.argv[2], "rb").read()))
+config = json.loads(sys.argv[1])
+code, said = runner.opened(config)
+assert code == 0, said
+reply = runner.answered(config, pickle.load(open(sys.argv[2], "rb")))
 assert not reply.has_error(), reply.error
 loaded = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
 print(json.dumps(sorted(loaded)))

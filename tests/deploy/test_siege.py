@@ -29,7 +29,7 @@ from fedsink.clients.ledger.database import Database, problems
 from fedsink.clients.replies import ReplyStore
 from fedsink.models import load
 
-from ..support.processes import children, gone
+from ..support.processes import children, gone, runners
 from .test_absent_node import lines
 from .test_demo import check_fetched, left_over, pytestmark  # noqa: F401 (the same needs)
 
@@ -144,15 +144,15 @@ class Siege:
     def _kill(self, kind: str, number: int) -> bool:
         """Kills a process of this kind; False if there was none."""
         node = self._nodes[number]
-        runners = children(node.pid)
-        forks = [fork for runner in runners for fork in children(runner)]
-        victims = {"node": [node.pid], "runner": runners, "fork": forks}[kind]
+        runner = runners(node.pid)
+        forks = [fork for pid in runner for fork in children(pid)]
+        victims = {"node": [node.pid], "runner": runner, "fork": forks}[kind]
         try:
             os.kill(victims[0], signal.SIGKILL)
         except (IndexError, ProcessLookupError):
             return False
         self.killed[kind] += 1
-        self.pids += [victims[0], *(runners if kind == "node" else ())]
+        self.pids += [victims[0], *(runner if kind == "node" else ())]
         return True
 
     def _supervise(self) -> None:

@@ -15,6 +15,12 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
+def runners(pid: int) -> list[int]:
+    """The fork server of a node's process; beside it is a tracker of multiprocessing's."""
+    paths = {child: Path(f"/proc/{child}/cmdline") for child in children(pid)}
+    return [child for child, path in paths.items() if b"forkserver" in path.read_bytes()]
+
+
 def gone(pid: int) -> bool:
     """Waits some seconds for a process; tells whether it ended."""
     deadline = time.monotonic() + 20
