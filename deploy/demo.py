@@ -38,6 +38,8 @@ PATIENCE = 60.0
 
 POLICY = """\
 # What this hospital allows, whatever a server asks for.
+format = 1
+
 [data]
 name = "image_folder"
 root = "pictures"

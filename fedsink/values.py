@@ -18,6 +18,7 @@ from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
+from fedsink import __version__
 from fedsink.errors import ConfigError, FedsinkError, PrivacyError
 
 T = TypeVar("T")
@@ -39,6 +40,19 @@ def read_json(text: str | bytes) -> Any:
         return json.loads(text, object_pairs_hook=_each_once)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def check_format(what: str, found: object, *known: int, error: type[FedsinkError]) -> None:
+    """Refuses what is of another format than this fedsink reads; none of it counts as empty.
+
+    What states no format is of format 1: earlier versions wrote none.
+    """
+    if str(found) not in map(str, known):
+        raise error(
+            f"{what} is of format {str(found)[:20]}, and fedsink {__version__} reads "
+            f"{' and '.join(map(str, known))}: use a fedsink that reads it, or restore it if it "
+            "was changed."
+        )
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from fedsink.secagg.client import ClientSession
 from fedsink.secagg.identities import Identity, Peers
 from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.refusals import AnsweredError, OutOfTurnError
-from fedsink.values import read_json
+from fedsink.values import check_format, read_json
 
+FORMAT = 1
 _IN_MEMORY = 8  # sessions of a simulated client: nobody asks for an older one
 _OPEN = 32  # sessions of a node that have masked nothing yet
 _DAY = 86_400.0
@@ -272,7 +273,12 @@ class Masking:
     def _read(self, content: bytes | None) -> ClientSession:
         if not content:
             raise AnsweredError("This request was masked so long ago that its session is wiped.")
-        if read_json(content).get("words") != self._words:
+        stored = read_json(content)
+        check_format(
+            "A stored session of secure aggregation", stored.get("format", 1), FORMAT,
+            error=LedgerError,
+        )  # fmt: skip
+        if stored.get("words") != self._words:
             raise RunTakenError(
                 "This sum began under other words of the policy, or under another version of "
                 "fedsink: set them back, or start another run."
@@ -280,7 +286,8 @@ class Masking:
         return ClientSession.from_bytes(content, self._identity, self._rules)
 
     def _stated(self, session: ClientSession) -> bytes:
-        return json.dumps({**read_json(session.to_bytes()), "words": self._words}).encode()
+        stated = {"format": FORMAT, **read_json(session.to_bytes()), "words": self._words}
+        return json.dumps(stated).encode()
 
 
 def simulated_identity(client: int) -> Identity:

@@ -24,7 +24,7 @@ from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.protocol.signatures import read_key, read_keys
 from fedsink.secagg.identities import Authority, Peers
 from fedsink.secagg.parameters import LEAST_COHORT, NO_CERTIFICATE, Trust
-from fedsink.values import as_float
+from fedsink.values import as_float, check_format
 
 REQUIRED: Any = object()
 """The default of a key that must be there."""
@@ -32,7 +32,9 @@ REQUIRED: Any = object()
 MAXIMUM_ROUNDS = 100_000  # default of a policy
 LEAST_THRESHOLD = 2 / 3  # of a secret's shares: below it two sets of survivors can be unmasked
 AGGREGATION = ("refused", "untrusted", "masked", "trusted")
+FORMAT = 1
 WORDS = (
+    "format",
     *("data", "state", "noise", "budget", "allow", "operators", "keys"),
     *("lineage", "on_change", "root", "name", "shape", "classes", "nominal_records", "download"),
     "range",
@@ -59,7 +61,8 @@ def read_policy(path: Path) -> Policy:
     """Reads a policy file; relative paths in it start at its folder.
 
     Raises:
-        ConfigError: it cannot be read, or a key is unknown, missing or of the wrong type.
+        ConfigError: it cannot be read, is of another format, or a key is unknown, missing or of
+            the wrong type.
     """
     path = path.absolute()
     try:
@@ -70,6 +73,7 @@ def read_policy(path: Path) -> Policy:
     except ValueError as error:  # of the syntax, the encoding, or a number of too many digits
         raise ConfigError(f"The policy {path} is no TOML file: {error}.") from None
     whole = TomlTable(content, path.name, "", [*WORDS, *_own_limits()])
+    check_format(f"The policy {path}", whole.whole("format", 1), FORMAT, error=ConfigError)
     data, state, noise = (whole.table(name) for name in ("data", "state", "noise"))
     lineage = data.text("lineage")
     on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")

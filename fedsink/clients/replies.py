@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fedsink.errors import LedgerError, ReleaseRefusedError
 from fedsink.privacy.files import write_once
+from fedsink.values import check_format, read_json
 
+FORMAT = 1
 _CHECKSUM_BYTES = 32
 
 
@@ -103,7 +105,8 @@ def seal(tensors: Mapping[str, Tensor], place: str) -> bytes:
         tensors: by name.
         place: names the purpose of the file.
     """
-    payload = save({name: values.cpu().contiguous() for name, values in tensors.items()})
+    plain = {name: values.cpu().contiguous() for name, values in tensors.items()}
+    payload = save(plain, {"format": str(FORMAT)})
     return _checksum(payload, place) + payload
 
 
@@ -112,11 +115,16 @@ def unseal(content: bytes, place: str) -> dict[str, Tensor] | None:
 
     Raises:
         SafetensorError: the content is intact, but `seal` has not written it.
+        LedgerError: it is of another format.
     """
     payload = content[_CHECKSUM_BYTES:]
     if _checksum(payload, place) != content[:_CHECKSUM_BYTES]:
         return None
-    return load(payload)
+    tensors = load(payload)
+    header = read_json(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
+    found = header.get("__metadata__", {}).get("format", 1)
+    check_format(f"The stored file {place}", found, FORMAT, error=LedgerError)
+    return tensors
 
 
 def _checksum(payload: bytes, place: str) -> bytes:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedsink.errors import CheckpointError
 from fedsink.reporting.output_files import write_atomic
-from fedsink.values import read_json
+from fedsink.values import check_format, read_json
 
+FORMAT = 1
 _FILE = "state.safetensors"
 _UPLOADS = "uploads.safetensors"
 
@@ -62,7 +63,7 @@ def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> No
 
     text = json.dumps(values, sort_keys=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"values": text, "sha256": _digest(plain, text)}
+    metadata = {"format": str(FORMAT), "values": text, "sha256": _digest(plain, text)}
     write_atomic(path, to_bytes(plain, metadata))
 
 
@@ -76,6 +77,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
+            check_format(str(path), metadata.get("format", 1), FORMAT, error=CheckpointError)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text = metadata["values"]
         intact = metadata["sha256"] == _digest(tensors, text)

@@ -20,9 +20,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import AliasToken, YAMLError, scan
 
+from fedsink import __version__
 from fedsink.environment import typed_name
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_atomic, write_json
+from fedsink.values import check_format
+
+FORMAT = 2
+"""Of a run folder; config.yaml states it. Those of format 1 may have keys that are gone."""
 
 SUMS = "SHA256SUMS"
 SUMMED = ("privacy.json", "generator.safetensors", "generator.json", "report.html")
@@ -169,7 +174,8 @@ def command_for(command: str, key: str, path: Path) -> str:
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
     """Writes config.yaml: from then on the folder is one that can be resumed."""
-    write_atomic(folder.config, OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
+    stated = {"format": FORMAT, "fedsink": __version__, **config}
+    write_atomic(folder.config, OmegaConf.to_yaml(OmegaConf.create(stated)).encode())
 
 
 def stored_config(folder: RunFolder) -> dict[str, Any]:
@@ -179,8 +185,8 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
         - Nothing in the file is resolved: a received folder shows nothing of this machine.
 
     Raises:
-        CheckpointError: config.yaml cannot be read, is not a table, refers to other values, or
-            is that of a study.
+        CheckpointError: config.yaml cannot be read, is not a table, refers to other values, is of
+            another format, or is that of a study.
     """
     try:
         text = folder.config.read_text("utf-8")
@@ -193,6 +199,11 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
         raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{folder.config} is not a run's configuration: not a table.")
+    found, version = config.pop("format", 1), config.pop("fedsink", None)
+    what = f"The run in {folder.path}" + (
+        f", written by fedsink {str(version)[:20]}," if version else ""
+    )
+    check_format(what, found, 1, FORMAT, error=CheckpointError)
     if config.pop("study", None) is not None:
         raise CheckpointError(
             f"{folder.path} holds a study of an earlier version: name the folder of one of its "

@@ -112,7 +112,7 @@ def test_no_flipped_bit_and_no_cut_is_read() -> None:
 
 
 def test_what_is_intact_and_of_another_kind_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsink.clients.replies.save", lambda tensors: b"another format")
+    monkeypatch.setattr("fedsink.clients.replies.save", lambda tensors, metadata: b"another format")
     with pytest.raises(SafetensorError):
         unseal(seal(TENSORS, "x"), "x")
 

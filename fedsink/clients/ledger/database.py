@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsink.errors import LedgerError
+from fedsink.values import check_format
 
 VERSION = 4
 
@@ -201,10 +202,7 @@ class Database:
                     self._make_tables()
         if (version := self._version()) != VERSION:
             self.connection.close()
-            raise LedgerError(
-                f"{self.path} is no ledger of version {_OLD} or {VERSION} (it says {version}), and "
-                "nothing is released without it: use the fedsink that wrote it, or restore it."
-            )
+            check_format(f"The ledger {self.path}", version, _OLD, VERSION, error=LedgerError)
 
     def _make_tables(self) -> None:
         for statement in (*TABLES.split(";"), f"PRAGMA user_version={VERSION}"):

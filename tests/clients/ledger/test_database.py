@@ -69,7 +69,7 @@ def test_an_unknown_version_is_refused(path: Path) -> None:
     Ledger(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version=5")
-    with pytest.raises(LedgerError, match=r"no ledger of version 3 or 4 \(it says 5\)"):
+    with pytest.raises(LedgerError, match="is of format 5, and"):
         Ledger(path)
 
 
@@ -78,7 +78,7 @@ def test_somebody_elses_database_is_refused_and_left_as_it_is(path: Path) -> Non
     path.touch(0o600)
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE accounts (money REAL)")
-    with pytest.raises(LedgerError, match=r"no ledger of version 3 or 4 \(it says 0\)"):
+    with pytest.raises(LedgerError, match="is of format 0, and"):
         Ledger(path)
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("accounts",)]

@@ -249,7 +249,7 @@ def test_an_unknown_version_is_refused_and_left_as_it_is(path: Path, version: in
     before = spent_text(path)
     opened: list[Callable[[Path], object]] = [Ledger, lambda path: Database(path, writable=False)]
     for each in opened:
-        with pytest.raises(LedgerError, match=rf"\(it says {version}\).* restore it") as refused:
+        with pytest.raises(LedgerError, match=rf"is of format {version}, .*restore it") as refused:
             each(path)
         assert "another file" not in str(refused.value)
     assert spent_text(path) == before
