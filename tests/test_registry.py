@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedsink import registry
 from fedsink.errors import ConfigError, ModelError
 from fedsink.registry import Registry, did_you_mean
 
@@ -174,3 +175,12 @@ def test_did_you_mean() -> None:
 def test_it_imports_nothing_heavy() -> None:
     script = "import sys, fedsink.registry\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("suite", "paper"), ("classifiers", "published")])
+def test_what_fedsink_papers_has_is_refused_with_its_name_where_it_is_missing(
+    key: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda **_: ())
+    with pytest.raises(ConfigError, match=f"{key}={value} is in fedsink-papers, .*docs/papers.md"):
+        Registry(key, {}, group="fedsink.metrics").find(value)
