@@ -40,7 +40,10 @@ GONE = {
 }
 """Keys and values of earlier versions, each with the sentence that refuses it."""
 
-_IN_PAPERS = re.compile(r"suite=(paper|full)|classifiers=(published|dpimagebench)")
+_IN_PAPERS = re.compile(
+    r"suite=(paper|full)|classifiers=(published|dpimagebench)"
+    r"|experiment=(dp_sinkhorn|gs_wgan_published|half_circle|parameter_gradient|reshetova)_\w+"
+)
 """Values that fedsink-papers has, as `key=value`."""
 
 
