@@ -42,6 +42,7 @@ GONE = {
 
 _IN_PAPERS = re.compile(
     r"suite=(paper|full)|classifiers=(published|dpimagebench)"
+    r"|strategy\.loss=(unregularised|denoised|noisy_w1|noisy_wgan)"
     r"|experiment=(dp_sinkhorn|gs_wgan_published|half_circle|parameter_gradient|reshetova)_\w+"
 )
 """Values that fedsink-papers has, as `key=value`."""

@@ -43,13 +43,6 @@ def test_a_tenth_of_the_matched_regularisation_does_not(tmp_path: Path, factor: 
 
 
 @pytest.mark.slow
-def test_noise_on_both_sides_removes_it_too(tmp_path: Path) -> None:
-    """Equation 15 of Reshetova et al.: the nearest law after the noise is the one before it."""
-    assert distance(tmp_path / "both", "strategy.loss=noisy_w1", "strategy.batch=150") < 0.30
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["unregularised", "debiased"])
-def test_the_comparisons_learn_the_noise(tmp_path: Path, loss: str) -> None:
-    """Exact transport and the Sinkhorn divergence are least at the distribution of the records."""
-    assert distance(tmp_path / loss, f"strategy.loss={loss}", "strategy.batch=150") > 0.42
+def test_the_debiased_loss_learns_the_noise(tmp_path: Path) -> None:
+    """The Sinkhorn divergence is least at the distribution of the records."""
+    assert distance(tmp_path / "run", "strategy.loss=debiased", "strategy.batch=150") > 0.42
