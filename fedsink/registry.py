@@ -41,7 +41,7 @@ GONE = {
 """Keys and values of earlier versions, each with the sentence that refuses it."""
 
 _IN_PAPERS = re.compile(
-    r"suite=(paper|full)|classifiers=(published|dpimagebench)"
+    r"suite=(paper|full)|classifiers=(published|dpimagebench)|accountant=rdp-classic"
     r"|strategy\.loss=(unregularised|denoised|noisy_w1|noisy_wgan)"
     r"|experiment=(dp_sinkhorn|gs_wgan_published|half_circle|parameter_gradient|reshetova)_\w+"
 )
