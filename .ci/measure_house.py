@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-METHODS = ("dp_sinkhorn", "gs_wgan", "parameter_gradient", "privatize_once")
+METHODS = ("dp_sinkhorn", "gs_wgan", "privatize_once")
 _SUFFIXES = ("clip", "plan", "schedule")
 
 

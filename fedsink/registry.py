@@ -42,6 +42,7 @@ GONE = {
 
 _IN_PAPERS = re.compile(
     r"suite=(paper|full)|classifiers=(published|dpimagebench)|accountant=rdp-classic"
+    r"|(strategy|strategy\.name|answer)=parameter_gradient"
     r"|strategy\.loss=(unregularised|denoised|noisy_w1|noisy_wgan)"
     r"|experiment=(dp_sinkhorn|gs_wgan_published|half_circle|parameter_gradient|reshetova)_\w+"
 )
