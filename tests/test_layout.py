@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -197,20 +196,6 @@ def test_pykeops_is_imported_nowhere_but_where_it_is_used() -> None:
 
 def test_the_package_is_typed() -> None:
     assert (Path(str(fedsink.__file__)).parent / "py.typed").is_file()
-
-
-@pytest.mark.medium
-def test_files_have_no_circles_and_names_stand_once() -> None:
-    spec = importlib.util.spec_from_file_location("measure_house", ROOT / ".ci/measure_house.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    found = script.measures(script.House(ROOT))
-    assert found["file circles"] == []
-    assert found["class names that repeat"] == []
-    assert found["file names that repeat"] == ["ledger", "node"]  # commands, by what one types
-    assert found["names of a method"] == {method: [method] for method in script.METHODS}
 
 
 _INSTALL = re.compile(r"\b(?:pip3?|uv|pipx)\b[^\n]*?\binstall\b([^\n`]*)")
