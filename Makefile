@@ -70,7 +70,7 @@ test-all: export FEDSINK_TEST_ALL := 1
 test-all: test test-medium test-slow ## run all of them
 
 # CI counts lines where these run, and runs of the slow tests only theirs: more is beyond forty minutes.
-GUARDS := tests/adversary tests/clients tests/privacy tests/secagg
+GUARDS := tests/adversary tests/clients tests/privacy tests/secagg packages/papers/tests/clients
 test-guards: install-dev ## the slow tests of what guards private data
 	$(MAKE) test-slow ARGS="$(GUARDS) $(ARGS)"
 
