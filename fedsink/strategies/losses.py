@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.registry import Registry
+from fedsink.registry import Registry, did_you_mean, gone
 
 
 class Loss(ABC):  # noqa: B024 (its heirs are)
@@ -37,7 +37,7 @@ def find_loss(losses: Registry[type[L]], key: str, name: object, kind: type[L]) 
     """Returns the loss of a kind with a name.
 
     Args:
-        losses: the losses of a mode.
+        losses: the losses of a mode, and those of packages for either.
         key: that names them.
         name: value of the key.
         kind: class of the mode's losses.
@@ -45,7 +45,12 @@ def find_loss(losses: Registry[type[L]], key: str, name: object, kind: type[L]) 
     Raises:
         ConfigError: there is no such loss, or it belongs to the other mode.
     """
-    found: Any = losses.find(name)
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        raise ConfigError(f"{key}={name} is a loss of the other mode: choose another.")
-    return found
+    if name in losses or gone(f"{key}={name}"):
+        found: Any = losses.find(name)
+        if isinstance(found, type) and issubclass(found, kind):
+            return found
+    fitting = sorted(n for n in losses if issubclass(losses[n], kind))
+    raise ConfigError(
+        f"{key}={name!r} is unknown; choose one of {', '.join(fitting)}."
+        f"{did_you_mean(str(name), fitting)}"
+    )

@@ -87,7 +87,7 @@ def test_only_the_matched_loss_is_reported_as_theorem_1(make_local: Local, name:
         ({"loss": "sharp"}, r"strategy\.loss='sharp' is unknown; choose one of .*matched"),
         (
             {"loss": "foreign"},
-            r"strategy\.loss=foreign is a loss of the other mode",
+            r"strategy\.loss='foreign' is unknown; choose one of debiased, .*matched",
         ),
         (
             {"loss": "debiased", "lam": 1.0, "unmatched": True},
