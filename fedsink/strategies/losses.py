@@ -45,7 +45,7 @@ def find_loss(losses: Registry[type[L]], key: str, name: object, kind: type[L]) 
     Raises:
         ConfigError: there is no such loss, or it belongs to the other mode.
     """
-    if name in losses or gone(f"{key}={name}"):
+    if isinstance(name, str) and (name in losses or gone(f"{key}={name}")):
         found: Any = losses.find(name)
         if isinstance(found, type) and issubclass(found, kind):
             return found

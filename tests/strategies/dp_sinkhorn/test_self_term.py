@@ -279,7 +279,7 @@ def test_record_clip_refuses_the_semi_debiased_loss() -> None:
     [
         (
             lambda: SelfTermSettings("none"),
-            "'none' is unknown; choose one of history, semi_debiased",
+            "'none' is unknown; choose one of history, semi_de",
         ),
         (
             lambda: SelfTermSettings(history=0),
