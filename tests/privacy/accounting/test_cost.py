@@ -128,7 +128,7 @@ def test_bad_values_are_refused(options, message):
         Cost(**({"clip": RECORD, "schedule": SPLIT} | options))
     with pytest.raises(PrivacyError, match=r"delta must lie in \(0, 1\), received 0"):
         Cost(RECORD, SPLIT).epsilon(0.2, 2.0, 30, 0.0)
-    with pytest.raises(PrivacyError, match="accountant 'gdp' is unknown"):
+    with pytest.raises(PrivacyError, match="accountant='gdp' is unknown"):
         Cost(RECORD, SPLIT).epsilon(0.2, 2.0, 30, 1e-5, "gdp")
 
 
