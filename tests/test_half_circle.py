@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from fedsink.conf.loading import composed
 from fedsink.data.sources import load
 from fedsink.evaluation import exact_w2
 from fedsink.server.finished import open_run
@@ -18,10 +18,7 @@ LAPLACE = ["mode=ldp", "data=half_circle", "engine=local", "sigma=0.483", "map.r
 
 
 def distance(folder: Path, *overrides: str) -> float:
-    with initialize_config_module("fedsink.conf", version_base="1.3"):
-        config = compose(
-            "config", overrides=[*LAPLACE, "report.pictures=0", "report.html=false", *overrides]
-        )
+    config = composed([*LAPLACE, "report.pictures=0", "report.html=false", *overrides])
     start(OmegaConf.to_container(config, resolve=True), folder)
     run = open_run(str(folder))
     real, _ = load(run.data, "test").take(torch.arange(1000))
