@@ -21,15 +21,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps make both installs idempotent: they are redone only when the requirements change.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml packages/papers/pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing fedsink and PyTorch into $(VENV): up to 6.2 GB, about three minutes, and pip says nothing meanwhile."
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+	$(PIP) install --quiet --constraint constraints.txt --editable . --editable packages/papers
 	@touch $@
 	@echo "Installed. 'source $(BIN)/activate' makes fedsink a command of your shell; without it, type $(BIN)/fedsink."
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml packages/papers/pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing what the tests need into $(VENV), and fedsink (up to 6.4 GB) if it is not there: a minute or more."
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' --editable packages/papers
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
@@ -70,13 +70,13 @@ test-all: export FEDSINK_TEST_ALL := 1
 test-all: test test-medium test-slow ## run all of them
 
 # CI counts lines where these run, and runs of the slow tests only theirs: more is beyond forty minutes.
-GUARDS := tests/adversary tests/clients tests/privacy tests/secagg
+GUARDS := tests/adversary tests/clients tests/privacy tests/secagg packages/papers/tests/clients
 test-guards: install-dev ## the slow tests of what guards private data
 	$(MAKE) test-slow ARGS="$(GUARDS) $(ARGS)"
 
 # No install: a machine with a GPU has its own PyTorch. Neither Flower nor Ray nor Hydra is needed.
 test-gpu: ## what needs a GPU, with the Python that has PyTorch for it (GPU_PYTHON=python3)
-	PYTHONPATH=. $(GPU_PYTHON) -m pytest -q -s -rs -m gpu --confcutdir=tests/gpu tests/gpu $(ARGS)
+	PYTHONPATH=.:packages/papers/src $(GPU_PYTHON) -m pytest -q -s -rs -m gpu --confcutdir=tests/gpu tests/gpu $(ARGS)
 
 mutants: install-dev ## plant defects and see that the tests fail
 	$(PYTEST) -m 'slow or not slow' $(ARGS) tests/mutants

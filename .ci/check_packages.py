@@ -41,9 +41,10 @@ def main() -> int:
 
 
 def build(target: Path) -> Path:
-    """Builds the wheel, the sdist and the wheel of a node into a folder. Returns the folder."""
+    """Builds the wheel, the sdist and the wheels of a node and of papers. Returns their folder."""
     _build(ROOT, target, "--wheel")
     _build(ROOT, target, "--sdist")
+    _build(ROOT / "packages" / "papers", target, "--wheel")
     return _build(ROOT / "deploy" / "node", target, "--wheel")
 
 
@@ -71,6 +72,19 @@ def check(dist: Path, work: Path) -> None:
         raise CheckError(f"the node's wheel holds {foreign[0]} besides fedsink.")
     print("the node's wheel: the same fedsink/ with its own requirements")
 
+    papers = _one(dist, "fedsink_papers-*.whl")
+    wanted = _sources(ROOT / "packages/papers/src", "fedsink_papers")
+    held_there = _wheel_content(papers)
+    foreign = [n for n in held_there if not n.startswith(("fedsink_papers/", "fedsink_papers-"))]
+    if foreign:
+        raise CheckError(f"the wheel of fedsink-papers holds {foreign[0]} besides its package.")
+    _compare(
+        "the wheel of fedsink-papers",
+        wanted,
+        {n: d for n, d in held_there.items() if n.startswith("fedsink_papers/")},
+    )
+    print(f"the wheel of fedsink-papers: fedsink_papers/ alone, {len(wanted)} files")
+
     unpacked = _unpack(sdist, work / "sdist")
     links = [path for path in unpacked.rglob("*") if path.is_symlink()]
     if links:
@@ -85,12 +99,12 @@ def check(dist: Path, work: Path) -> None:
     _compare("the wheel built from the sdist", held, again)
     print("wheel from the sdist: equal to the wheel from the tree")
 
-    _install_and_run(wheel, work)
+    _install_and_run(wheel, papers, work)
 
 
-def _sources(root: Path = ROOT) -> dict[str, str]:
-    """Files of the package by name, with their digests."""
-    package = root / "fedsink"
+def _sources(root: Path = ROOT, name: str = "fedsink") -> dict[str, str]:
+    """Files of a package by name, with their digests."""
+    package = root / name
     return {
         path.relative_to(root).as_posix(): _digest(path.read_bytes())
         for path in sorted(package.rglob("*"))
@@ -124,7 +138,7 @@ def _compare(what: str, wanted: dict[str, str], found: dict[str, str]) -> None:
             raise CheckError(f"{what} holds another {name} than the source tree.")
 
 
-def _install_and_run(wheel: Path, work: Path) -> None:
+def _install_and_run(wheel: Path, papers: Path, work: Path) -> None:
     """Installs without dependencies into a fresh environment that borrows them from this one."""
     home, empty = work / "venv", work / "empty"
     venv.create(home, with_pip=False)
@@ -136,7 +150,12 @@ def _install_and_run(wheel: Path, work: Path) -> None:
     if strange := {n for n in installed if n != "fedsink" and not n.endswith(".dist-info")}:
         raise CheckError(f"installing the wheel put {sorted(strange)} into site-packages.")
     # Path entries of a .pth file come after site-packages: the wheel's fedsink is the one found.
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    borrowed = work / "borrowed"
+    borrowed.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(("fedsink", "_fedsink")):  # nor their entry points
+            (borrowed / path.name).symlink_to(path)
+    (site / "borrowed.pth").write_text(f"{borrowed}\n")
 
     empty.mkdir()
     fedsink = home / "bin" / "fedsink"
@@ -150,6 +169,21 @@ def _install_and_run(wheel: Path, work: Path) -> None:
     if missing:
         raise CheckError(f"the installed fedsink left no {missing[0]} in {folder}.")
     print(f"installed: only fedsink in site-packages; {version} ran from an empty folder")
+
+    # Without fedsink-papers, what it has is refused by its name; on top of fedsink it is found.
+    asked = "from fedsink.evaluation.suites import SUITES; SUITES.find('paper')"
+    done = subprocess.run(
+        [python, "-c", asked],
+        cwd=empty,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    if "is in fedsink-papers, which is not installed" not in done.stderr:
+        raise CheckError("fedsink without fedsink-papers does not name it where it is missing.")
+    _run([*pip, "install", "--quiet", "--no-deps", "--no-index", papers])
+    _run([python, "-c", asked], cwd=empty)
+    print("fedsink-papers: named where it is missing, found once it is installed")
 
 
 def _one(folder: Path, pattern: str) -> Path:

@@ -24,7 +24,11 @@ from typing import Any
 from check_packages import ROOT, CheckError, build, check
 from packaging.requirements import Requirement
 
-_PROJECTS = {"fedsink": "pyproject.toml", "fedsink-node": "deploy/node/pyproject.toml"}
+_PROJECTS = {
+    "fedsink": "pyproject.toml",
+    "fedsink-node": "deploy/node/pyproject.toml",
+    "fedsink-papers": "packages/papers/pyproject.toml",
+}
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from fedsink.errors import ConfigError
 from fedsink.pages.run_groups import run_settings
 
 ROOT = Path(__file__).resolve().parent.parent
-FROZEN = ("fedsink/conf", "benchmarks/rows.yaml")
+FROZEN = ("fedsink/conf", "packages/papers/src/fedsink_papers/conf", "benchmarks/rows.yaml")
 """What a recipe and its row are made of."""
 
 _NO_MATTER = ("log", "report.", "paper.", "paper", "engine.", "data.download")

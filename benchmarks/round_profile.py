@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hydra import compose, initialize_config_module
 from interleaved import table
 from omegaconf import OmegaConf
 
+from fedsink.conf.loading import composed
 from fedsink.simulation import simulated_run
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 
@@ -104,15 +104,8 @@ class Clock:
 
 
 def main() -> None:
-    with initialize_config_module("fedsink.conf", version_base="1.3"):
-        overrides = [
-            "seed=0",
-            "engine=local",
-            "report.pictures=0",
-            "report.html=false",
-            *sys.argv[1:],
-        ]
-        config: Any = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
+    overrides = ["seed=0", "engine=local", "report.pictures=0", "report.html=false", *sys.argv[1:]]
+    config: Any = OmegaConf.to_container(composed(overrides), resolve=True)
     clock, rounds, seconds = Clock(), 0, {}
     begin = DPSinkhorn.configure_train
 

@@ -29,10 +29,10 @@ os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_LOG_LEVEL="ERROR", FLWR_DISAB
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from fedsink.clients.app import client_app
+from fedsink.conf.loading import composed
 from fedsink.server.running import build_strategy
 from fedsink.simulation.engine import run_flower
 from fedsink.simulation.grid import SimulationGrid, client_context
@@ -51,8 +51,7 @@ LONGEST = 10.0
 
 def settings_for(clients: int, overrides: Sequence[str] = ()) -> RunSettings:
     keys = [f"clients={clients}", "seed=0", "report.pictures=0", "report.html=false"]
-    with initialize_config_module("fedsink.conf", version_base="1.3"):
-        config = compose("config", overrides=["engine=local", *keys, *overrides])
+    config = composed(["engine=local", *keys, *overrides])
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     return configure(resolved, Path(tempfile.gettempdir()) / "unused", RunIdentity.fresh(0))
 

@@ -3,7 +3,7 @@
     python examples/compare_methods.py FOLDER [seed=0] [KEY=VALUE …]
 
 The clients hold the same records in every run. The central and the local model promise different
-things, and their ε cannot be compared.
+things, and their ε cannot be compared. parameter_gradient is in fedsink-papers (docs/papers.md).
 """
 
 from __future__ import annotations

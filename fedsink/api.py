@@ -209,7 +209,7 @@ class Run:
     @undisturbed()
     def evaluate(
         self,
-        suite: str = "fast",
+        suite: str | None = None,
         *,
         classifiers: str = "ours",
         n: int | None = None,

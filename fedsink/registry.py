@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -38,6 +39,21 @@ GONE = {
     "compare run=FOLDER compares them.",
 }
 """Keys and values of earlier versions, each with the sentence that refuses it."""
+
+_IN_PAPERS = re.compile(
+    r"suite=(paper|full)|classifiers=(published|dpimagebench)|accountant=rdp-classic"
+    r"|(strategy|strategy\.name|answer)=parameter_gradient"
+    r"|strategy\.loss=(unregularised|denoised|noisy_w1|noisy_wgan)"
+    r"|experiment=(dp_sinkhorn|gs_wgan_published|half_circle|parameter_gradient|reshetova)_\w+"
+)
+"""Values that fedsink-papers has, as `key=value`."""
+
+
+def gone(word: str) -> str | None:
+    """Returns the sentence that refuses a key, or a `key=value`, that is elsewhere or no more."""
+    if _IN_PAPERS.fullmatch(word) and not entry_points(group="fedsink.metrics", name="paper"):
+        return f"{word} is in fedsink-papers, which is not installed: see docs/papers.md."
+    return GONE.get(word)
 
 
 class Registry(MutableMapping[str, T]):
@@ -82,8 +98,8 @@ class Registry(MutableMapping[str, T]):
             FedsinkError: the name is unknown, or the package that states it cannot be imported.
         """
         if not isinstance(name, str) or name not in self:
-            if gone := GONE.get(f"{self._key}={name}"):
-                raise self._error(gone)
+            if sentence := gone(f"{self._key}={name}"):
+                raise self._error(sentence)
             raise self._error(
                 f"{self._key}={name!r} is unknown; choose one of {', '.join(sorted(self))}."
                 f"{did_you_mean(str(name), self)}"

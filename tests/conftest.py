@@ -190,8 +190,9 @@ def operations() -> Callable[[Callable[[], object]], list[tuple[Any, ...]]]:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], AbstractContextManager[StandIn]]]:
     """Opens a block in which `cuda` is a device (`support/stand_in.py`), then empties caches."""
+    from fedsink_papers.parameter_gradient import request as parameters
+
     from fedsink.data import dct, views
-    from fedsink.protocol import parameter_gradient as parameters
 
     def forget() -> None:
         for cached in (views._weighted_basis, dct.basis, parameters._built):

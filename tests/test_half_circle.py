@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from fedsink.conf.loading import composed
 from fedsink.data.sources import load
 from fedsink.evaluation import exact_w2
 from fedsink.server.finished import open_run
@@ -18,10 +18,7 @@ LAPLACE = ["mode=ldp", "data=half_circle", "engine=local", "sigma=0.483", "map.r
 
 
 def distance(folder: Path, *overrides: str) -> float:
-    with initialize_config_module("fedsink.conf", version_base="1.3"):
-        config = compose(
-            "config", overrides=[*LAPLACE, "report.pictures=0", "report.html=false", *overrides]
-        )
+    config = composed([*LAPLACE, "report.pictures=0", "report.html=false", *overrides])
     start(OmegaConf.to_container(config, resolve=True), folder)
     run = open_run(str(folder))
     real, _ = load(run.data, "test").take(torch.arange(1000))
@@ -43,13 +40,6 @@ def test_a_tenth_of_the_matched_regularisation_does_not(tmp_path: Path, factor: 
 
 
 @pytest.mark.slow
-def test_noise_on_both_sides_removes_it_too(tmp_path: Path) -> None:
-    """Equation 15 of Reshetova et al.: the nearest law after the noise is the one before it."""
-    assert distance(tmp_path / "both", "strategy.loss=noisy_w1", "strategy.batch=150") < 0.30
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["unregularised", "debiased"])
-def test_the_comparisons_learn_the_noise(tmp_path: Path, loss: str) -> None:
-    """Exact transport and the Sinkhorn divergence are least at the distribution of the records."""
-    assert distance(tmp_path / loss, f"strategy.loss={loss}", "strategy.batch=150") > 0.42
+def test_the_debiased_loss_learns_the_noise(tmp_path: Path) -> None:
+    """The Sinkhorn divergence is least at the distribution of the records."""
+    assert distance(tmp_path / "run", "strategy.loss=debiased", "strategy.batch=150") > 0.42

@@ -21,7 +21,6 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from scipy import stats
 from torch import Tensor
@@ -37,6 +36,7 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.privatize_once import privatize
 from fedsink.clients.shard import Shard
+from fedsink.conf.loading import composed
 from fedsink.data import sources
 from fedsink.data.maps import PixelRange, PointBall
 from fedsink.data.partition import Iid, Unequal
@@ -490,11 +490,7 @@ def test_pitfall_14_a_run_folder_holds_no_secret(
 
 
 def configuration(*overrides: str) -> dict[str, Any]:
-    with initialize_config_module("fedsink.conf", version_base="1.3"):
-        found = compose(
-            "config",
-            overrides=["engine=local", "report.pictures=0", "report.html=false", *overrides],
-        )
+    found = composed(["engine=local", "report.pictures=0", "report.html=false", *overrides])
     resolved: Any = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
     return resolved
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.errors import HydraException
 
+from fedsink import registry
+from fedsink.commands.hydra_keys import one_sentence
 from fedsink.errors import ConfigError, ModelError
 from fedsink.registry import Registry, did_you_mean
 
@@ -174,3 +177,23 @@ def test_did_you_mean() -> None:
 def test_it_imports_nothing_heavy() -> None:
     script = "import sys, fedsink.registry\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("suite", "paper"), ("classifiers", "published")])
+def test_what_fedsink_papers_has_is_refused_with_its_name_where_it_is_missing(
+    key: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda **_: ())
+    said = f"{key}={value} is in fedsink-papers, .*docs/papers.md"
+    with pytest.raises(ConfigError, match=said):
+        Registry(key, {}, group="fedsink.metrics").find(value)
+
+
+def test_an_experiment_of_fedsink_papers_is_refused_with_its_name_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = "experiment=dp_sinkhorn_mnist_m1"
+    assert registry.gone(wanted) is None
+    monkeypatch.setattr(registry, "entry_points", lambda **_: ())
+    missing = HydraException("Could not find 'experiment/dp_sinkhorn_mnist_m1'")
+    assert one_sentence(missing).startswith(f"{wanted} is in fedsink-papers")

@@ -112,7 +112,9 @@ def test_a_release_has_wheels_sdist_bills_and_checksums(checkout: Checkout) -> N
     files = {
         f"fedsink-{version}-py3-none-any.whl", f"fedsink-{version}.tar.gz",
         f"fedsink_node-{version}-py3-none-any.whl",
+        f"fedsink_papers-{version}-py3-none-any.whl",
         f"fedsink-{version}.cdx.json", f"fedsink-node-{version}.cdx.json",
+        f"fedsink-papers-{version}.cdx.json",
     }  # fmt: skip
     assert {path.name for path in dist.iterdir()} == files | {"SHA256SUMS"}
 

@@ -12,6 +12,7 @@ import yaml
 import fedsink.conf
 
 CONF = Path(str(fedsink.conf.__file__)).parent
+PAPERS = Path(__file__).parents[2] / "packages/papers/src/fedsink_papers/conf"
 GROUPS = (
     "mode", "strategy", "mechanism", "map", "view", "data", "partition", "generator", "engine",
     "noise",
@@ -66,11 +67,13 @@ def experiments_page() -> str:
     parts = [
         "# Experiments’ names",
         "`fedsink simulate experiment=NAME`; [Experiments](../experiments.md) says which rows of "
-        "which paper they are.",
+        "which paper they are. *Papers* marks those of [fedsink-papers](../papers.md).",
         "| experiment | what |\n|---|---|",
     ]
-    for path in sorted((CONF / "experiment").glob("*.yaml")):
-        parts[-1] += f"\n| `{path.stem}` | {cell(description(path))} |"
+    files = [path for conf in (CONF, PAPERS) for path in (conf / "experiment").glob("*.yaml")]
+    for path in sorted(files, key=lambda path: path.stem):
+        mark = "*Papers.* " if path.is_relative_to(PAPERS) else ""
+        parts[-1] += f"\n| `{path.stem}` | {mark}{cell(description(path))} |"
     return page(parts)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from fedsink.clients.answer import Answer
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.gs_wgan import GSWGANAnswer
-from fedsink.clients.parameter_gradient import ParameterGradientAnswer
 from fedsink.clients.policy import Policy
 from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 
-_OWN = (DPSinkhornAnswer, ParameterGradientAnswer, GSWGANAnswer, PrivatizeOnceAnswer)
+_OWN = (DPSinkhornAnswer, GSWGANAnswer, PrivatizeOnceAnswer)
 
 ANSWERS: Registry[type[Answer]] = Registry(
     "answer",

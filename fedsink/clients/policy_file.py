@@ -52,6 +52,8 @@ GONE = {
     "admission": f"{_WHOLE}: delete the line; what the ledger has charged stays",
     "order": f"the Rényi filter is gone, and {_WHOLE}: delete the line",
     "rounds_per_reservation": f"{_WHOLE}: delete the line, and {_ASKS}",
+    "maximum_parameters": "train.parameter_gradient, which it bounds, is in fedsink-papers: delete "
+    "the line, or install that and name parameter_gradient in mechanisms",
     "runs_per_day": f"it limited how fast a budget was used, not how much of it: {_ASKS}",
 }
 """Keys of former versions, and what replaces them."""
@@ -187,7 +189,9 @@ def _budgets(tables: TomlTable) -> dict[str, Budget]:
 def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
     words, by_word = tuple(table.texts("mechanisms")), answers_by_word()
     if unknown := sorted(set(words) - set(by_word)):
-        table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(by_word)}.")
+        moved = unknown[0] in ("parameter-gradient", "parameter_gradient")
+        hint = " parameter_gradient is in fedsink-papers: see docs/papers.md." if moved else ""
+        table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(by_word)}.{hint}")
     named = [find_answer(name, None) for name in sorted({by_word[word] for word in words})]
     for answer in named:
         if answer.adjacency not in (None, *budgets):

@@ -10,7 +10,6 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import (
     ACCOUNTANTS,
     ADJACENCIES,
-    LIBRARIES,
     LOCAL_MECHANISMS,
     BatchClip,
     CriticClip,
@@ -31,7 +30,7 @@ _HELP = f"""Usage: fedsink account rate=… sigma=… rounds=… [delta=1e-5] [e
 Central mode: ε of `rounds` rounds that sample every record with probability `rate` and add
 Gaussian noise of `sigma` times the clip's sensitivity. Give eps= and leave out one of rate,
 sigma, rounds and delta to solve for it. The accountants stand side by side; PLD is the one that
-fedsink uses for its claims, rdp-classic the one of the DP-Sinkhorn paper.
+fedsink uses for its claims. rdp-classic, the DP-Sinkhorn paper's, is in fedsink-papers.
 
   classes=C       a class schedule: a record is used in ⌈rounds/C⌉ rounds
   adjacency=A     add-remove (default), replace-one, client, or with clip=critic {USER}
@@ -87,7 +86,7 @@ def _central(arguments: Sequence[str]) -> None:
         "rate": real, "sigma": real, "rounds": whole(1), "delta": real, "eps": real,
         "classes": whole(1), "adjacency": choice(*ADJACENCIES),
         "clip": choice(RecordClip.name, BatchClip.name, CriticClip.name), "capacity": whole(1),
-        "records": whole(1), "persons": whole(1), "accountant": choice(*ACCOUNTANTS),
+        "records": whole(1), "persons": whole(1), "accountant": str,
         "turns": whole(1), "critics": whole(1), "rows": whole(1),
     }  # fmt: skip
     keys = parse(arguments, parsers)
@@ -111,7 +110,7 @@ def _central(arguments: Sequence[str]) -> None:
         keys["accountants"] = [keys.pop("accountant")]
     solved = solve_account(**keys)
     rows = [
-        {"accountant": name, missing[0]: f"{value:,.6g}", "library": LIBRARIES[name]}
+        {"accountant": name, missing[0]: f"{value:,.6g}", "library": ACCOUNTANTS[name].library}
         for name, value in solved.items()
     ]
     print(format_table(rows))

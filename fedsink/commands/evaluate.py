@@ -6,15 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from fedsink.commands.command_keys import choice, flag, parse, whole
+from fedsink.commands.command_keys import flag, parse, whole
 from fedsink.errors import ConfigError
-from fedsink.evaluation.classifiers import OPTIONS
 from fedsink.evaluation.sets import Report
 from fedsink.reporting.displays import GAP_SHARE, ForgivingStream
-from fedsink.simulation.run_figures import SUITES, evaluate_run
+from fedsink.simulation.run_figures import evaluate_run
 
-HELP = """Usage: fedsink evaluate run=DIR [suite=fast|paper|full] [n=…] [runs=5] [seed=0]
-                        [classifiers=ours|published|dpimagebench]
+HELP = """Usage: fedsink evaluate run=DIR [suite=fast] [classifiers=ours] [n=…] [runs=…] [seed=0]
                         [threads=…] [reference=…] [observation=true] [inception=FILE]
 
 Draws n labelled images from the generator of a finished run, trains classifiers on only these
@@ -23,22 +21,16 @@ Draws n labelled images from the generator of a finished run, trains classifiers
 suite=fast   n=10000 (fewer where an image has more than 784 values), one run: logistic regression,
              an MLP and a CNN, sliced 2-Wasserstein distance to the real test images, the label
              histogram. Writes evaluation.json.
-suite=paper  the papers' protocol: as many images as the dataset nominally has (60000 for MNIST),
-             five runs, only early stopping ends training. Writes evaluation-paper.json and .txt.
-suite=full   adds GS-WGAN's other classifiers, calibrated accuracy, Inception Score and Fréchet
-             distance of a real-data classifier, FID (if Inception weights are in PyTorch's cache),
-             precision, recall, density, coverage, label consistency, variance within classes and
-             memorisation. Writes evaluation-full.json and .txt.
 
-classifiers=published (suite=full) fits the thirteen classifiers of Chen et al. 2020 with the
-options of their public code to all n images: hours for 60000. Its files end in -published. The
-default, ours, caps our options for the other classifiers at 10000 images.
-classifiers=dpimagebench (suite=paper, its default) fits DPImageBench's three networks and chooses
-an epoch of each by counts on real images with noise of the run's ε: for a machine with a GPU.
+Packages add suites and classifiers (docs/evaluation.md). fedsink-papers (packages/papers) has
+suite=paper, the papers' protocol of five runs; suite=full, with GS-WGAN's other classifiers,
+Inception Score, FID, precision, recall and memorisation; classifiers=published and
+classifiers=dpimagebench. They write evaluation-SUITE.json and .txt.
+
 reference=false leaves out the same classifiers trained on real images (the ceiling) and on their
 class means (the floor), which show how easy the data are, and halves the time.
 observation=false measures pictures without the run's observation.*; its files end in -bare.
-inception=FILE (suite=fast, suite=full) measures FID with the weights in FILE, torchvision's
+inception=FILE measures FID with the weights in FILE, torchvision's
 inception_v3_google-0cc3c7bd.pth; nothing is downloaded, and n= is more than 2048.
 A report.html in the run folder is updated (fedsink report).
 These figures are computed on real data without privacy: they are for public benchmarks."""
@@ -56,8 +48,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         arguments,
         {
             "run": str,
-            "suite": choice(*SUITES),
-            "classifiers": choice(*OPTIONS),
+            "suite": str,
+            "classifiers": str,
             "n": whole(20),
             "runs": whole(1),
             "seed": whole(0),
@@ -69,8 +61,6 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     )
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink evaluate --help says what to give.")
-    if keys.get("classifiers") == "dpimagebench":
-        keys.setdefault("suite", "paper")
     measured = evaluate_run(**keys, report=_reporter(), agree=_agree)
     if sys.stderr is not None and sys.stderr.isatty():
         print(file=sys.stderr)
@@ -108,8 +98,8 @@ def _agree(hours: float) -> None:
     """
     stream = ForgivingStream(sys.stderr)
     stream.write(
-        f"This takes about {hours:.0f} hours of one core: fewer pictures (n=), or a GPU for "
-        "classifiers=dpimagebench, take less. Ctrl-C stops it and leaves nothing.\n"
+        f"This takes about {hours:.0f} hours of one core: fewer pictures (n=), or a GPU where "
+        "the classifiers use one, take less. Ctrl-C stops it and leaves nothing.\n"
     )
     if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
         stream.write("Begin all the same? [y/N] ")

@@ -22,7 +22,7 @@ from omegaconf.errors import (
 from fedsink.commands.command_keys import not_a_pair
 from fedsink.conf.loading import choices, composed, file_of, groups, quoted_text
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.registry import GONE, did_you_mean
+from fedsink.registry import did_you_mean, gone
 
 _OF_GRAMMAR = set("'\"[]{}(),$\\")
 """Characters that a value may mean something by: it is left to the user to quote them."""
@@ -189,8 +189,8 @@ def one_sentence(error: Exception) -> str:
         return _no_recipe(*match.groups())
     if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
         group, choice = match.groups()
-        if gone := GONE.get(f"{group}={choice}"):
-            return gone
+        if sentence := gone(f"{group}={choice}"):
+            return sentence
         kind = group.removeprefix("hydra/")
         if choice in _PLUGINS.get(kind, ()):
             return (
@@ -252,8 +252,8 @@ def known_keys() -> list[str]:
 
 def _unknown_key(key: str) -> str:
     group, _, option = key.partition(".")
-    if gone := GONE.get(key) or GONE.get(group) or GONE.get(".".join(key.split(".")[:2])):
-        return gone
+    if sentence := gone(key) or gone(group) or gone(".".join(key.split(".")[:2])):
+        return sentence
     if option and group in groups():
         having = [choice for choice in choices(group) if _has(group, choice, option)]
         if having == ["deploy"]:

@@ -84,7 +84,10 @@ _MANY = Need("clients", lambda clients: clients > 1, "clients of 2 and more")
 _PUBLIC = _is("start", "public")
 _PUBLIC_FILES = Need("public.data", READ_FROM_FILES.holds, "public.data that is read from files")
 _SHARED = _is("noise.share", "secure_aggregation")
-_ENTROPIC = _is("strategy.loss", "matched", "debiased")
+_OTHERWISE = ("denoised", "noisy_w1", "noisy_wgan", "unregularised")  # in fedsink-papers
+_ENTROPIC = Need(
+    "strategy.loss", lambda name: name not in _OTHERWISE, "strategy.loss=matched or debiased"
+)
 
 CONDITIONS = (
     Condition(("noise.bits",), (_SHARED,)),
@@ -114,8 +117,14 @@ CONDITIONS = (
     ),
     Condition(("generator.one_hot_scale",), (_is("generator.per_class_first_layer", False),)),
     Condition(("strategy.unmatched",), (_is("strategy.loss", "matched"),)),
-    Condition(("strategy.p",), (_is("strategy.self_term", "semi_debiased"),)),
-    Condition(("strategy.history",), (_is("strategy.self_term", "history"),)),
+    Condition(
+        ("strategy.p",),
+        (Need("strategy.self_term", "history".__ne__, "strategy.self_term=semi_debiased"),),
+    ),
+    Condition(
+        ("strategy.history",),
+        (Need("strategy.self_term", "semi_debiased".__ne__, "strategy.self_term=history"),),
+    ),
     Condition(("strategy.label_weight",), (_BATCH, _is("strategy.schedule", "joint"), *_LABELS)),
     Condition(("strategy.schedule", "strategy.critic.mismatch"), _LABELS),
     Condition(("strategy.critic.scale",), (_is("strategy.critic.kind", "perceptron"),)),

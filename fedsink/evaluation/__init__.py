@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fedsink.evaluation.distances import exact_w2, label_histogram, sliced_w2
 from fedsink.evaluation.downstream import accuracies
+from fedsink.evaluation.neighbours import memorisation
 from fedsink.evaluation.suites import evaluate
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "evaluate",
     "exact_w2",
     "label_histogram",
+    "memorisation",
     "sliced_w2",
 ]

@@ -1,10 +1,9 @@
-"""Inception features for FID, from a given file of weights or PyTorch's cache; Inception Score."""
+"""FID by Inception features, from a given file of weights or PyTorch's cache."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsink.errors import ModelError
-from fedsink.evaluation.sets import shuffled
+from fedsink.errors import ConfigError, ModelError
+from fedsink.evaluation.distances import frechet_distance, subsample
 
 WEIGHTS = "inception_v3_google-0cc3c7bd.pth"
 """torchvision's file; its name ends in the first digits of its SHA-256."""
@@ -22,8 +21,8 @@ WEIGHTS = "inception_v3_google-0cc3c7bd.pth"
 SIDE = 299
 INCEPTION_FEATURES = 2048
 BATCH = 50
-SPLITS = 10
-"""Parts of the published Inception Score."""
+AT_MOST = 10_000
+"""Pictures per side of FID."""
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -124,50 +123,18 @@ def inception_features(network: nn.Module, images: Tensor) -> Tensor:
     return found
 
 
-def inception_score(probabilities: Tensor) -> float:
-    """Returns `exp(E_x KL(p(y|x) ‖ p(y)))`, p(y) the mean of p(y|x) over the sample.
-
-    Between 1 and the number of classes (Salimans et al. 2016, section 4). The published name is
-    kept although the classifier here is one trained on the real data, as in GS-WGAN (Chen et al.
-    2020). It sees neither labels nor variation within a class: class means by themselves can reach
-    the maximum.
-
-    Args:
-        probabilities: (N, classes), non-negative rows that sum to 1.
+def fid(network: nn.Module, images: Tensor, real: Tensor, seed: int) -> float:
+    """Returns the Fréchet Inception distance of m images on each side, m = min(sizes, 10,000).
 
     Raises:
-        ValueError: anything else.
+        ConfigError: m images do not determine a covariance of that many features.
+        ModelError: images of another number of channels than 1 or 3.
     """
-    if probabilities.ndim != 2 or len(probabilities) == 0:
-        raise ValueError(
-            f"Probabilities must have shape (N, classes); received {tuple(probabilities.shape)}."
+    size = min(len(images), len(real), AT_MOST)
+    if size <= INCEPTION_FEATURES:
+        raise ConfigError(
+            f"FID needs more than {INCEPTION_FEATURES} images on each side; received "
+            f"{len(images)} synthetic and {len(real)} real ones: leave inception= out or draw more."
         )
-    p = probabilities.double()
-    if not bool((p >= 0).all() and ((p.sum(dim=1) - 1).abs() < 1e-4).all()):
-        raise ValueError("Every row of probabilities must be non-negative and sum to 1.")
-    marginal = p.mean(dim=0, keepdim=True)
-    divergence = (torch.xlogy(p, p) - torch.xlogy(p, marginal)).sum(dim=1)
-    return float(divergence.mean().exp())
-
-
-def score_of_splits(
-    probabilities: Tensor, *, seed: int, splits: int = SPLITS
-) -> tuple[float, float]:
-    """Returns mean and std, `√(Σ(s − s̄)²/splits)`, of the scores of a sample's parts.
-
-    Inception Scores are published so (Salimans et al. 2016): over ten parts, each with its p(y).
-    A part is smaller than the sample, so the mean lies below the score of one split.
-
-    Args:
-        probabilities: (N, classes), as in `inception_score`.
-        seed: of the order in which the rows are dealt to the parts.
-        splits: number of parts, at most N.
-
-    Raises:
-        ValueError: fewer rows than parts, or what `inception_score` refuses.
-    """
-    if not 1 <= splits <= len(probabilities):
-        raise ValueError(f"{splits} splits need as many rows; received {len(probabilities)}.")
-    mixed = probabilities[shuffled(len(probabilities), seed)]
-    scores = [inception_score(part) for part in mixed.tensor_split(splits)]
-    return statistics.fmean(scores), statistics.pstdev(scores)
+    sides = (subsample(side, size, seed=seed) for side in (images, real))
+    return frechet_distance(*(inception_features(network, side) for side in sides))

@@ -1,7 +1,7 @@
-"""Neural classifiers: a multilayer perceptron, a small convolutional network and LeNet.
+"""Neural classifiers: a multilayer perceptron and a small convolutional network.
 
-The first two stop early, by a hold-out of the training set. Each draws from generators of `seed`
-only, never from PyTorch's global one.
+Both stop early, by a hold-out of the training set, and draw from generators of `seed` only, never
+from PyTorch's global one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,6 @@ CHANNELS = (32, 64)
 DROPOUT = 0.5
 CNN_BUDGET = 300_000
 PADDED_BELOW = 16
-LENET_EPOCHS = 50
-LENET_SMALLEST = 12
-_MEAN, _SD = 0.1307, 0.3081  # MNIST's; the public code takes them for Fashion-MNIST too
 
 
 def train_mlp(
@@ -106,54 +103,6 @@ def train_cnn(
         name="cnn",
         report=report,
     )
-
-
-def train_lenet(
-    images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None = None
-) -> Classifier:
-    """Trains two 5×5 convolutions (6, 16 channels), pooled, and linear layers of 120 and 84 units.
-
-    It is a `ClassifierTrainer` with the options of GS-WGAN's public code: stochastic gradient
-    descent with momentum 0.9 and weight decay 1e-4, step 0.02 and after 40 epochs 0.002, batches
-    of 128, pixels shifted by 0.1307 and divided by 0.3081. It trains for 50 epochs on all images:
-    nothing is held out.
-
-    Raises:
-        DataError: images smaller than 12×12.
-    """
-    depth, height, width = images.shape[1:]
-    if min(height, width) < LENET_SMALLEST:
-        raise DataError(
-            f"LeNet needs images of at least {LENET_SMALLEST}×{LENET_SMALLEST} pixels; "
-            f"received {height}×{width}."
-        )
-    rows, columns = ((side // 2 - 4) // 2 for side in (height, width))
-    network = nn.Sequential(
-        skip_init(nn.Conv2d, depth, 6, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        skip_init(nn.Conv2d, 6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        skip_init(nn.Linear, 16 * rows * columns, 120),
-        nn.ReLU(),
-        skip_init(nn.Linear, 120, 84),
-        nn.ReLU(),
-        skip_init(nn.Linear, 84, classes),
-    )
-    generator = torch.Generator().manual_seed(seed)
-    initialise(network, generator)
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [40], gamma=0.1)
-    shifted = (images - _MEAN) / _SD
-    for epoch in range(1, LENET_EPOCHS + 1):
-        order = torch.randperm(len(images), generator=generator)
-        train_epoch(network, optimiser, shifted, labels, order)
-        schedule.step()
-        if report is not None:
-            report(f"lenet: epoch {epoch} of {LENET_EPOCHS}")
-    return lambda new_images: logits(network, (new_images - _MEAN) / _SD).argmax(dim=1)
 
 
 class SeededDropout(nn.Module):

@@ -1,154 +1,178 @@
-"""The evaluation suites `paper` and `full`: their figures and runs."""
+"""Suites of figures and sets of classifiers, by name: fedsink's, and those of installed packages.
+
+[project.entry-points."fedsink.metrics"]
+paper = "my_package.suites:paper"          # a `Suite`, for suite=paper
+
+[project.entry-points."fedsink.classifiers"]
+theirs = "my_package.classifiers:THEIRS"   # a `ClassifierSet`, for classifiers=theirs
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from fedsink.errors import ConfigError
-from fedsink.evaluation.classifiers import AT_MOST, FAST, OPTIONS, PAPER, classifier_set
-from fedsink.evaluation.columns import Figure
-from fedsink.evaluation.distances import label_histogram
-from fedsink.evaluation.downstream import accuracy_figures, calibrated
-from fedsink.evaluation.dpimagebench import dpimagebench_set
-from fedsink.evaluation.image_quality import quality_figures
-from fedsink.evaluation.inception import load_inception
-from fedsink.evaluation.networks import limit_threads
-from fedsink.evaluation.sets import ClassifierTrainer, HeldOut, Labelled, Report, TrainingSet
+from fedsink.evaluation.classifiers import FAST, train_nearest_class_mean
+from fedsink.evaluation.distances import label_histogram, sliced_w2
+from fedsink.evaluation.downstream import FLOOR_IMAGES, accuracies
+from fedsink.evaluation.inception import fid, load_inception
+from fedsink.evaluation.networks import MNIST_VALUES, limit_threads
+from fedsink.evaluation.sets import (
+    ClassifierTrainer,
+    Labelled,
+    Origin,
+    Report,
+    TrainingSet,
+    class_mean_set,
+)
+from fedsink.registry import Registry
 from fedsink.reporting.displays import format_table
 
-SUITES_OF = {"ours": ("paper", "full"), "published": ("full",), "dpimagebench": ("paper",)}
-"""Suites of each set of classifiers, besides `fast`."""
+_TOO_EASY = 0.98  # accuracy of class means
 
-RUNS = 5
-"""Runs of the published protocols."""
+Draw = Callable[[int, int], Labelled]
+"""A size and a seed to that many synthetic images with labels."""
 
-JUDGE = (
-    "probabilities of the real-data classifier, a CNN of two convolutions; published scores use a "
-    "VGG-11. inception_score has one split; ten_splits is the mean and ten_splits_sd the standard "
-    "deviation over ten, as published"
-)
-"""The classifier behind the Inception Score."""
+
+class Chosen(NamedTuple):
+    """The classifiers of a set for some images.
+
+    Attributes:
+        trainers: by name.
+        left_out: the reason for each that these images do not allow, by name.
+        real: the real training images that no choice of a classifier uses.
+    """
+
+    trainers: Mapping[str, ClassifierTrainer]
+    left_out: Mapping[str, str]
+    real: TrainingSet
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Figures that a suite measured.
+class ClassifierSet:
+    """What a value of `classifiers` stands for.
 
     Attributes:
-        suite: its name.
-        classifiers: the set of classifiers and options, "ours", "published" or "dpimagebench".
-        n: synthetic images drawn per run.
-        seeds: one per run.
-        train_images: number of real training images.
-        test_images: number of real test images.
-        label_histogram: images per class of the first run.
-        figures: by name.
-        left_out: reasons why figures could not be measured, by name.
+        choose: the real training images, a seed and ε to the classifiers.
+        remark: about their options, below a table.
+        suites: those that they belong to, the default one first; empty: any, suite=fast first.
+        seconds: of one core for a picture of 28×28 that all of them are fitted to; 0: no hours.
+        by_gpu: True where a GPU takes no hours.
+        runs, reference: defaults of the keys of these names.
+        of_run: True where ε is the run's; else it is infinite.
     """
 
-    suite: str
-    classifiers: str
-    n: int
-    seeds: tuple[int, ...]
-    train_images: int
-    test_images: int
-    label_histogram: list[int]
-    figures: dict[str, Figure]
-    left_out: dict[str, str] = field(default_factory=dict)
+    choose: Callable[[TrainingSet, int, float], Chosen]
+    remark: str
+    suites: tuple[str, ...] = ()
+    seconds: float = 0.0
+    by_gpu: bool = False
+    runs: int = 5
+    reference: bool = True
+    of_run: bool = False
 
-    @property
-    def notes(self) -> dict[str, str]:
-        """Remarks that belong to figures, by name of the figure."""
-        notes = {}
-        if any(name.startswith("accuracy/") for name in self.figures):
-            notes["accuracy"] = f"classifiers={self.classifiers}, {OPTIONS[self.classifiers]}"
-        if "inception_score" in self.figures:
-            notes["inception_score"] = JUDGE
-        return notes
+    def hours(self, shape: Sequence[int], n: int, runs: int, reference: bool) -> float:
+        """Returns the hours of one core, at least, where the classifiers were seen to take hours.
+
+        Args:
+            shape: (C, H, W) of the images.
+            n: images that each is fitted to in a run.
+            runs: number of runs.
+            reference: True where each is fitted to real images as well.
+        """
+        if self.by_gpu and torch.cuda.is_available():
+            return 0.0
+        pictures = n * math.prod(shape) / MNIST_VALUES
+        return self.seconds * pictures * runs * (2 if reference else 1) / 3600
+
+
+class Evaluation(Protocol):
+    """Figures that a suite measured."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all of it for JSON; `accuracy` repeats the means under suite=fast's keys."""
-        accuracy = {
-            name: self.figures[f"accuracy/{name}"].synthetic.mean
-            for name in FAST
-            if f"accuracy/{name}" in self.figures
-        }
-        return {
-            "suite": self.suite,
-            "classifiers": self.classifiers,
-            "n": self.n,
-            "seeds": list(self.seeds),
-            "train_images": self.train_images,
-            "test_images": self.test_images,
-            "label_histogram": self.label_histogram,
-            **({"accuracy": accuracy} if accuracy else {}),
-            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
-            "left_out": self.left_out,
-            "notes": self.notes,
-        }
+        """Returns all of them for JSON."""
+        ...
 
     def table(self) -> str:
-        """Returns the readable table: mean ± sd, and below it the figures that were left out."""
-        rows = [figure.row(name) for name, figure in self.figures.items()]
-        filled = [key for key in rows[0] if any(row[key] for row in rows)]
-        cells = [{key: row[key] for key in filled} for row in rows]
-        runs = f"{len(self.seeds)} run{'s' if len(self.seeds) > 1 else ''}"
-        lines = [
-            format_table(cells),
-            f"mean ± sd over {runs}, seeds {self.seeds[0]} to {self.seeds[-1]}; "
-            "images: synthetic/real data/class means",
-            *(f"{name}: {note}." for name, note in self.notes.items()),
-        ]
-        lines += [f"{name} was left out: {why}." for name, why in self.left_out.items()]
-        return "\n".join(lines)
+        """Returns the readable table."""
+        ...
+
+
+class Suite(Protocol):
+    """Measures a generator of labelled images; `evaluate` explains the arguments."""
+
+    def __call__(
+        self,
+        draw: Draw,
+        train: Labelled,
+        test: Labelled,
+        *,
+        classes: int,
+        n: int,
+        runs: int,
+        seed: int,
+        classifiers: str,
+        epsilon: float,
+        reference: bool,
+        conditional: bool,
+        inception: Path | None,
+        threads: int | None,
+        report: Report | None,
+    ) -> Evaluation:
+        """Returns the figures."""
+        ...
 
 
 def evaluate(
     suite: str,
-    draw: Callable[[int, int], Labelled],
+    draw: Draw,
     train: Labelled,
     test: Labelled,
     *,
     classes: int,
     n: int,
-    runs: int = RUNS,
+    runs: int | None = None,
     seed: int = 0,
     classifiers: str = "ours",
     epsilon: float = math.inf,
-    reference: bool = True,
+    reference: bool | None = None,
     conditional: bool = True,
     inception: Path | None = None,
     threads: int | None = None,
     report: Report | None = None,
-) -> Evaluation:
+) -> Any:
     """Evaluates a generator of labelled images by a suite (docs/figures.md).
 
     Nothing is fitted to, stopped by or chosen on the test images; the real training images are
     read without privacy, so this belongs to public benchmarks.
 
     Args:
-        suite: "paper" or "full".
+        suite: "fast", or one of an installed package.
         draw: n and a seed to n synthetic images (n, C, H, W) in [0, 1] and labels (n,).
         train: real training images and labels, for the ceiling, the floor and memorisation.
         test: real test images and labels.
         classes: number of classes.
         n: synthetic images per run.
-        runs: number of runs; run r has seed + r.
+        runs: number of runs, run r with seed + r; None: the default of the classifiers. "fast" has
+            one.
         seed: of the first run.
-        classifiers: "ours"; or "published", the thirteen of Chen et al. 2020 with the options of
-            their public code, in suite "full", fitted to all n images; or "dpimagebench", in suite
-            "paper", which chooses an epoch on a twelfth of `train`.
-        epsilon: of the noise of that choice.
-        reference: also measure the ceiling and the floor, at about twice the time.
+        classifiers: "ours", or a set of an installed package.
+        epsilon: of the noise of a set that chooses on real images.
+        reference: also measure the ceiling and the floor, at about twice the time; None: the
+            default of the classifiers.
         conditional: False if labels mean nothing; then no classifier is trained.
-        inception: weights of torchvision's Inception v3, for FID in suite "full"; None: those in
-            PyTorch's cache, if they are there.
+        inception: weights of torchvision's Inception v3, for FID.
         threads: processor threads; None for the libraries' choice.
         report: receives lines of text.
+
+    Returns:
+        An `Evaluation`, with the attributes that the suite gives it.
 
     Raises:
         ConfigError: an unknown suite or set of classifiers, or nothing to measure.
@@ -156,103 +180,160 @@ def evaluate(
         ModelError: synthetic images that are not finite, or a file of other weights.
         ValueError: runs or threads below 1.
     """
-    _check(suite, classifiers, conditional, inception)
-    if runs < 1:
-        raise ValueError(f"runs must be at least 1; received {runs}.")
-    network = None if inception is None else load_inception(inception)
-    seeds = tuple(range(seed, seed + runs))
-    held_out = HeldOut(test, classes=classes)
-    real = TrainingSet.of(train, classes=classes, origin="real training")
-    held_out.refuse_overlap(real)
-
-    def synthetic(size: int, at: int) -> TrainingSet:
-        return TrainingSet.of(draw(size, at), classes=classes, origin="synthetic")
-
-    first = synthetic(n, seed)
-    held_out.refuse_overlap(first)
-    figures: dict[str, Figure] = {}
-    bench: dict[str, ClassifierTrainer] = {}
-    if classifiers == "dpimagebench":
-        chosen, real = dpimagebench_set(real, seed, epsilon)
-        bench.update(chosen)
-    left_out = {} if conditional else {"accuracy": "the generator draws no labels"}
-    with limit_threads(threads):
-        if conditional:
-            trainers, missing = (
-                (bench, {}) if bench else classifier_set(classifiers, first.images.shape[1:])
-            )
-            for names, size in _sizes(suite, classifiers, list(trainers), n).items():
-                figures |= accuracy_figures(
-                    synthetic,
-                    real if reference else None,
-                    held_out,
-                    {name: trainers[name] for name in names},
-                    seeds=seeds,
-                    size=size,
-                    report=report,
-                )
-            if suite == "full":
-                left_out |= {f"accuracy/{name}": reason for name, reason in missing.items()}
-                if reference:
-                    figures |= calibrated(
-                        {k: v for k, v in figures.items() if k != "accuracy/nearest_class_mean"}
-                    )
-        if suite == "full":
-            pictures, reasons = quality_figures(
-                synthetic,
-                real,
-                held_out,
-                seeds=seeds,
-                size=n,
-                reference=reference,
-                conditional=conditional,
-                inception=network,
-                report=report,
-            )
-            figures |= pictures
-            left_out |= reasons
-    return Evaluation(
-        suite,
-        classifiers,
-        n,
-        seeds,
-        len(real),
-        len(held_out),
-        label_histogram(first.labels, classes),
-        figures,
-        left_out,
+    chosen = check_suite(suite, classifiers)
+    return SUITES.find(suite)(
+        draw,
+        train,
+        test,
+        classes=classes,
+        n=n,
+        runs=chosen.runs if runs is None else runs,
+        seed=seed,
+        classifiers=classifiers,
+        epsilon=epsilon,
+        reference=chosen.reference if reference is None else reference,
+        conditional=conditional,
+        inception=inception,
+        threads=threads,
+        report=report,
     )
 
 
-def _check(suite: str, classifiers: str, conditional: bool, inception: Path | None) -> None:
-    if suite not in ("paper", "full"):
-        raise ConfigError(f"suite={suite} is unknown; choose paper or full.")
-    if suite == "paper" and not conditional:
+def check_suite(suite: str, classifiers: str) -> ClassifierSet:
+    """Returns the set of classifiers; raises ConfigError where it does not belong to the suite."""
+    SUITES.find(suite)
+    chosen = CLASSIFIERS.find(classifiers)
+    if chosen.suites and suite not in chosen.suites:
         raise ConfigError(
-            "suite=paper trains classifiers, but the generator is unconditional and draws no "
-            "labels; choose suite=full."
-        )
-    if classifiers in OPTIONS and suite not in SUITES_OF[classifiers]:
-        raise ConfigError(
-            f"classifiers={classifiers} belongs to suite={SUITES_OF[classifiers][0]}; received "
+            f"classifiers={classifiers} belongs to suite={chosen.suites[0]}; received "
             f"suite={suite}."
         )
-    if suite == "paper" and inception is not None:
-        raise ConfigError(
-            "suite=paper has accuracies only; inception= belongs to suite=fast and suite=full."
-        )
-    if classifiers not in OPTIONS:
-        raise ConfigError(
-            f"classifiers={classifiers} is unknown; choose one of {', '.join(OPTIONS)}."
-        )
+    return chosen
 
 
-def _sizes(
-    suite: str, classifiers: str, names: Sequence[str], n: int
-) -> dict[tuple[str, ...], int]:
-    """Returns the number of images that classifiers are fitted to, by the classifiers' names."""
-    if classifiers != "ours":
-        return {tuple(names): n}
-    if suite == "paper":
-        return {PAPER: n}
-    return {PAPER: n, tuple(name for name in names if name not in PAPER): min(n, AT_MOST)}
+@dataclass(frozen=True)
+class FastFigures:
+    """Figures of suite=fast."""
+
+    figures: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the figures by name."""
+        return dict(self.figures)
+
+    def table(self) -> str:
+        """Returns them as a table."""
+        figures = self.figures
+        columns = {
+            heading: figures[key]
+            for key, heading in (
+                ("accuracy", "synthetic"),
+                ("real_accuracy", "real data"),
+                ("class_means_accuracy", "class means"),
+            )
+            if key in figures
+        }
+        rows: list[dict[str, Any]] = [
+            {"figure": f"accuracy {name}"}
+            | {heading: f"{100 * column[name]:.1f} %" for heading, column in columns.items()}
+            for name in figures.get("accuracy", {})
+        ]
+        for key, name in (("fid", "FID"), ("w2", "W2"), ("sliced_w2", "sliced W2")):
+            if key in figures:
+                rows.append({"figure": name, "synthetic": f"{figures[key]:.4f}"})
+        if "label_histogram" in figures:
+            counts = " ".join(str(count) for count in figures["label_histogram"])
+            rows.append({"figure": "images per class", "synthetic": counts})
+        floor = figures.get("nearest_mean_accuracy")
+        if floor is None:
+            return format_table(rows)
+        easy = ": these data are too easy to tell generators apart" if floor >= _TOO_EASY else ""
+        floor_line = f"Class means of the real data alone name {100 * floor:.1f} % rightly{easy}."
+        return f"{format_table(rows)}\n{floor_line}"
+
+
+def fast(
+    draw: Draw,
+    train: Labelled,
+    test: Labelled,
+    *,
+    classes: int,
+    n: int,
+    seed: int,
+    classifiers: str,
+    epsilon: float,
+    reference: bool,
+    conditional: bool,
+    inception: Path | None,
+    threads: int | None,
+    report: Report | None,
+    runs: int = 1,
+) -> FastFigures:
+    """`suite=fast`: one run, in seconds to a minute."""
+    figures: dict[str, Any] = {"n": n, "seed": seed}
+    network = None if inception is None else load_inception(inception)
+    synthetic = draw(n, seed)
+    if network is not None:
+        with limit_threads(threads):
+            figures["fid"] = fid(network, synthetic[0], test[0], seed)
+    figures |= {
+        "sliced_w2": sliced_w2(synthetic[0].flatten(1), test[0].flatten(1), seed=seed),
+        "label_histogram": label_histogram(synthetic[1], classes),
+        "test_images": len(test[1]),
+    }
+    if not conditional:
+        return FastFigures(figures)
+    figures["classifiers"] = classifiers
+    columns: dict[str, tuple[Labelled, Origin]] = {"accuracy": (synthetic, "synthetic")}
+    trainers: Mapping[str, ClassifierTrainer] = FAST
+    if reference or classifiers != "ours":
+        real = TrainingSet.of(train, classes=classes, origin="real training")
+        trainers = CLASSIFIERS.find(classifiers).choose(real, seed, epsilon).trainers
+    if reference:
+        floor = class_mean_set(real, FLOOR_IMAGES)
+        columns["real_accuracy"] = (train, real.origin)
+        columns["class_means_accuracy"] = ((floor.images, floor.labels), floor.origin)
+
+    def told(origin: Origin, number: int) -> Report | None:
+        if report is None:
+            return None
+        return lambda text: report(f"{origin} images, {number} of {len(columns)}: {text}")
+
+    for number, (key, (images, origin)) in enumerate(columns.items(), 1):
+        figures[key] = accuracies(
+            images,
+            test,
+            classes=classes,
+            seed=seed,
+            origin=origin,
+            size=n,
+            threads=threads,
+            progress=told(origin, number),
+            trainers=trainers,
+        )
+    figures["nearest_mean_accuracy"] = nearest_mean_accuracy(train, test)
+    return FastFigures(figures)
+
+
+def nearest_mean_accuracy(train: Labelled, test: Labelled) -> float:
+    """Returns the accuracy of naming each image after the nearest class mean.
+
+    A generator of one smear for each class reaches about as much with every classifier.
+
+    Args:
+        train: images (N, ...) and labels (N,), whose means are taken.
+        test: images and labels.
+    """
+    classify = train_nearest_class_mean(*train, classes=int(train[1].max()) + 1, seed=0)
+    return float((classify(test[0]) == test[1]).double().mean())
+
+
+CLASSIFIERS: Registry[ClassifierSet] = Registry(
+    "classifiers",
+    {"ours": ClassifierSet(lambda real, seed, epsilon: Chosen(FAST, {}, real), "our options")},
+    group="fedsink.classifiers",
+)
+"""Sets of classifiers by name."""
+
+SUITES: Registry[Suite] = Registry("suite", {"fast": fast}, group="fedsink.metrics")
+"""Suites by name."""

@@ -6,7 +6,7 @@ them. Knows no network.
 
 from __future__ import annotations
 
-from fedsink.privacy.accounting.accountants import ACCOUNTANTS, LIBRARIES, poisson_gaussian
+from fedsink.privacy.accounting.accountants import ACCOUNTANTS, Accountant, poisson_gaussian
 from fedsink.privacy.accounting.amplification import shuffled_epsilon, shuffling_statement
 from fedsink.privacy.accounting.calibration import delta_for, rate_for, sigma_for, uses_for
 from fedsink.privacy.accounting.capacity import capacity_for, overflow_probability
@@ -42,9 +42,9 @@ from fedsink.privacy.sampling import (
 __all__ = [
     "ACCOUNTANTS",
     "ADJACENCIES",
-    "LIBRARIES",
     "LOCAL_MECHANISMS",
     "LOCAL_NOISE",
+    "Accountant",
     "BatchClip",
     "CentralPlan",
     "ClassSchedule",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fedsink.configuration import noise_entries
-from fedsink.privacy import LIBRARIES, LOCAL_NOISE, NoiseShare, PrivacyPlan, UnprotectedPlan
+from fedsink.privacy import ACCOUNTANTS, LOCAL_NOISE, NoiseShare, PrivacyPlan, UnprotectedPlan
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.secagg.graph import most_colluders
 
@@ -171,7 +171,7 @@ def central_statement(
         "schedule": plan.schedule.name,
         "rounds_per_record": plan.uses,
         "accountant": accountant,
-        "accountant_library": LIBRARIES[accountant],
+        "accountant_library": ACCOUNTANTS.find(accountant).library,
         **sample.entries(plan, accountant),
         **(_shared_noise(plan, clients, share, integers) if shared else {}),
         "clients": [{"client": k, **of_client} for k in range(clients)],

@@ -14,14 +14,13 @@ from fedsink.models import Generator
 from fedsink.registry import Registry
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.gs_wgan.strategy import GSWGAN
-from fedsink.strategies.parameter_gradient import ParameterGradient
 from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.strategies.strategy_settings import StrategySettings
 
 STRATEGIES: Registry[type[RoundStrategy]] = Registry(
     "strategy.name",
-    {cls.Settings.name: cls for cls in (DPSinkhorn, GSWGAN, ParameterGradient, PrivatizeOnce)},
+    {cls.Settings.name: cls for cls in (DPSinkhorn, GSWGAN, PrivatizeOnce)},
     group="fedsink.strategies",
 )
 

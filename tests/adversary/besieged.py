@@ -157,7 +157,7 @@ class BesiegedNode:
                 "add-remove": limits(self._epsilon),
                 "replace-one": limits(self._epsilon, 1e-5),
             },
-            "mechanisms": (*MECHANISMS, "parameter-gradient", "gaussian", "critic"),
+            "mechanisms": (*MECHANISMS, "parameter_gradient", "gaussian", "critic"),
             "allow": {
                 "maximum_critics": CRITICS,
                 "maximum_critic_width": 8,

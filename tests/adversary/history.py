@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fedsink_papers.parameter_gradient.request import ParameterRequest
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
@@ -36,7 +37,6 @@ from fedsink.protocol.dp_sinkhorn import unpack_requests
 from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.node_identity import given_by
-from fedsink.protocol.parameter_gradient import ParameterRequest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 from fedsink.protocol.signatures import shown_key, sign
 

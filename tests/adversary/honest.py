@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fedsink_papers.parameter_gradient.request import ParameterRequest, architecture_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedsink.data.maps import L1Ball, PointBall
@@ -18,7 +19,6 @@ from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
 from ..support.requests import gradient_request, pack_requests, plan_of

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from fedsink_papers.parameter_gradient.answer import parameter_total
+from fedsink_papers.parameter_gradient.request import ParameterRequest
 from scipy import stats
 from torch import Tensor
 
 from fedsink.clients.dp_sinkhorn import client_total
 from fedsink.clients.gs_wgan import architecture, dealt
 from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, critic_totals
-from fedsink.clients.parameter_gradient import parameter_total
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.privacy import CriticClip, PrivacyPlan, Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.gs_wgan import CriticRequest
-from fedsink.protocol.parameter_gradient import ParameterRequest
 
 Request = GradientRequest | ParameterRequest
 

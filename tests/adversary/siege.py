@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedsink_papers.parameter_gradient import answer as weights_answer
+from fedsink_papers.parameter_gradient.request import ParameterRequest
 from flwr.app import Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients import dp_sinkhorn, gs_wgan, parameter_gradient, privatize_once
+from fedsink.clients import dp_sinkhorn, gs_wgan, privatize_once
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
@@ -33,7 +35,6 @@ from fedsink.protocol.failure_codes import FAILED, MALFORMED, MEANING, OTHER_VER
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.packing import PROTOCOL_VERSION, unpack
-from fedsink.protocol.parameter_gradient import ParameterRequest
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.requests import CentralRequest
 
@@ -104,7 +105,7 @@ class Siege:
         _import_accountants()
         for module, name in (
             (dp_sinkhorn, "client_gradient"),
-            (parameter_gradient, "parameter_gradient"),
+            (weights_answer, "parameter_gradient"),
             (privatize_once, "privatize"),
             (gs_wgan, "critic_gradients"),
         ):

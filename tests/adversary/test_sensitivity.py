@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedsink_papers.parameter_gradient.request import ParameterRequest
 
 from fedsink.clients.shard import Shard
 from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream, domain
@@ -18,7 +19,6 @@ from fedsink.privacy.clips import shrunk
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED
 from fedsink.protocol.packing import unpack
-from fedsink.protocol.parameter_gradient import ParameterRequest
 
 from .besieged import many
 from .honest import GRADIENT, PARAMETERS, SHAPES, Honest, changed

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedsink_papers.parameter_gradient.answer import ParameterGradientAnswer
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from fedsink.audit.plays import Play, audit, audit_one_run
 from fedsink.clients.answer import Answer, Task
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.gs_wgan import GSWGANAnswer
-from fedsink.clients.parameter_gradient import ParameterGradientAnswer
 from fedsink.clients.pool import Pool
 from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.clients.shard import Shard

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.reporting.output_files import append_jsonl
 
+from ..conf.conftest import FILES
 from .conftest import commit_all, git
 
 Script = Callable[[str], Any]
@@ -39,15 +40,12 @@ def record(seed: int, cnn: float, **more: Any) -> dict[str, Any]:
 
 
 def test_every_declared_row_is_an_experiment_that_exists(script: Script) -> None:
-    import fedsink.conf
-
-    folder = Path(str(fedsink.conf.__file__)).parent / "experiment"
     tables = script("result_rows").declared()
     assert {"dp_sinkhorn", "ablations"} <= {table.name for table in tables}
     for row in (row for table in tables for row in table.rows):
-        text = (folder / f"{row.experiment}.yaml").read_text()
+        text = FILES[row.experiment].read_text()
         bases = re.findall(r"^  - (\w+)$", text, re.MULTILINE)
-        inherited = any("scales:" in (folder / f"{base}.yaml").read_text() for base in bases)
+        inherited = any("scales:" in FILES[base].read_text() for base in bases)
         assert row.scales or "scales:" not in text
         assert not row.scales or "/published/" in text or "scales:" in text or inherited
 

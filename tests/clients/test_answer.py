@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fedsink_papers.parameter_gradient.request import ParameterReply, architecture_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsink.clients.answers import find_answer
@@ -30,7 +31,6 @@ from fedsink.protocol.node_identity import (
     stated_client,
 )
 from fedsink.protocol.packing import PROTOCOL_VERSION
-from fedsink.protocol.parameter_gradient import ParameterReply, architecture_of
 from fedsink.protocol.privatize_once import PrivatizeReply, asked_mechanism
 from fedsink.protocol.signatures import signer
 
@@ -169,7 +169,7 @@ def owner(policy_file: Callable[..., Path]) -> Policy:
         policy_file(
             mechanisms=[
                 "clipped-gaussian", "laplace", "gaussian", "randomized-response", "critic",
-                "parameter-gradient",
+                "parameter_gradient",
             ],
             data={"shape": list(IMAGE)},
             allow={

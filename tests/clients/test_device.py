@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedsink_papers.parameter_gradient.request import ParameterRequest, architecture_of
 from torch import Tensor
 
 from fedsink.clients import pool
@@ -28,7 +29,6 @@ from fedsink.models import build
 from fedsink.models.weights import flat_weights
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
 from ..support.asking import gradient, privatized, weights_gradient

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedsink_papers.parameter_gradient.request import ParameterRequest, architecture_of
 from flwr.app import Context, Message, RecordDict
 
 from fedsink.clients.answers import ANSWERS
@@ -27,7 +28,6 @@ from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.failure_codes import MALFORMED, REFUSED
 from fedsink.protocol.packing import pack, unpack
-from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
 
 from ..support.tiny import CLASSES, RECORDS, SIZE
 
@@ -307,17 +307,17 @@ def names_it(make_request: Callable[..., GradientRequest]) -> RecordDict:
 def test_an_installed_generator_that_the_policy_does_not_name_is_never_imported(
     plugin: None, policy_file: Callable[..., Path], names_it: RecordDict
 ) -> None:
-    settings = owned(policy_file, "parameter-gradient")
+    settings = owned(policy_file, "parameter_gradient")
     assert ask(settings, names_it, "train.parameter_gradient").error.code == REFUSED
     assert "plugin" not in sys.modules
     with pytest.raises(ConfigError, match=r"generators: 'tinny' is none of biggan, .*mlp, tiny"):
-        owned(policy_file, "parameter-gradient", generators=["tinny"])
+        owned(policy_file, "parameter_gradient", generators=["tinny"])
     assert "plugin" not in sys.modules
 
 
 def test_an_installed_generator_that_the_policy_names_is_built(
     plugin: None, policy_file: Callable[..., Path], names_it: RecordDict
 ) -> None:
-    settings = owned(policy_file, "parameter-gradient", generators=["tiny"])
+    settings = owned(policy_file, "parameter_gradient", generators=["tiny"])
     assert not ask(settings, names_it, "train.parameter_gradient").has_error()
     assert "plugin" in sys.modules

@@ -69,7 +69,7 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("allow.maximum_rate", 0.5, "refused refused refused ="),
     ("allow.capacity", "required", "refused refused refused ="),
     ("allow.maximum_images", 5, "refused refused refused ="),
-    ("allow.maximum_parameters", 5, "= = = ="),
+    ("allow.maximum_parameters", 5, "invalid invalid invalid invalid"),  # of an answer of a package
     ("allow.maximum_critics", 5, "= = = ="),
     ("allow.maximum_critic_width", 5, "= = = ="),
     ("allow.maximum_critic_steps", 5, "= = = ="),

@@ -242,7 +242,7 @@ def test_the_label_takes_its_share_of_eps(capsys: pytest.CaptureFixture[str]) ->
         ([*_F2, "turns=5"], "turns belongs to clip=critic, received turns=5 and clip=record"),
         ([*_BATCH, "critics=5"], "critics belongs to clip=critic"),
         ([*_F2, "rows=5"], "rows belongs to clip=critic"),
-        ([*_F2, "accountant=gdp"], "accountant=gdp: choose one of pld, prv, rdp"),
+        ([*_F2, "accountant=gdp"], "accountant='gdp' is unknown; choose one of pld, prv, rdp"),
         ([*_F2, "adjacency=replace-one", "accountant=rdp"], "rdp accountant has no bound under"),
         ([*_F2, "adjacency=client"], "client adjacency with clip=record needs a capacity"),
         ([*_F2, "capacity=100"], "needs nominal_records, the public number of records"),

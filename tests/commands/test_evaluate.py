@@ -35,7 +35,7 @@ def evaluated(
         ["evaluate", "run=images", "suite=quick"],
         ["evaluate", "run=images", "runs=2"],
         ["evaluate", "run=images", "n=200", "threads=1", "observation=false"],
-        ["evaluate", "run=images", "classifiers=published"],
+        ["evaluate", "run=images", "suite=fast", "classifiers=published"],
         ["evaluate", "run=images", "suite=full", "classifiers=theirs"],
         [
             *("evaluate", "run=images", "suite=full", "classifiers=published", "n=40"),
@@ -169,12 +169,12 @@ def test_the_published_classifiers_have_a_file_of_their_own(
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        (12, "suite=fast has three classifiers; classifiers=published belongs to suite=full."),
-        (13, "classifiers=theirs: choose one of ours, published, dpimagebench."),
+        (12, "classifiers=published belongs to suite=full; received suite=fast."),
+        (13, "classifiers='theirs' is unknown; choose one of dpimagebench, ours, published."),
         (7, "suite=paper is for images, and the run's data are points"),
         (8, "the generator is unconditional and draws no labels; choose suite=full"),
-        (9, "suite=quick: choose one of fast, paper, full."),
-        (10, "suite=fast has one run; runs= belongs to suite=paper and suite=full."),
+        (9, "suite='quick' is unknown; choose one of fast, full, paper."),
+        (10, "suite=fast has one run: leave runs= out, or choose another suite."),
         (15, "weights.pth cannot be read (No such file or directory): name weights as"),
         (16, "weights.pth cannot be read (No such file or directory): name weights as"),
         (17, "suite=paper has accuracies only; inception= belongs to suite=fast and suite=full."),

@@ -178,7 +178,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
     ),
     "accountant": (
         [*_LOCAL, "accountant=x"],
-        "accountant 'x' is unknown: choose one of pld, prv, rdp",
+        "accountant='x' is unknown; choose one of pld, prv, rdp",
     ),
     "another method's clip": ([*_LOCAL, "clip=critic"], "clip is record or batch, not 'critic'."),
     "capacity": ([*_LOCAL, "capacity=0"], "capacity must be null, auto or a whole number"),

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fedsink_papers.conf
 import yaml
 
 import fedsink.conf
 
-CONF = Path(str(fedsink.conf.__file__)).parent
-FOLDER = CONF / "experiment"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+FOLDERS = [Path(str(package.__file__)).parent for package in (fedsink.conf, fedsink_papers.conf)]
+FILES = {path.stem: path for folder in FOLDERS for path in folder.glob("experiment/*.yaml")}
+NAMES = sorted(FILES)
 
 
 def root(name: str, folder: str = "/nowhere") -> list[str]:
@@ -18,11 +19,12 @@ def root(name: str, folder: str = "/nowhere") -> list[str]:
 
 def scales(name: str) -> set[str]:
     """The scales of an experiment's file and of the file below it."""
-    content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    content = yaml.safe_load(FILES[name].read_text())
     found = set(content.get("scales") or ())
     for entry in content.get("defaults", ()):
         if isinstance(entry, str) and entry.startswith("/published/"):
-            found |= set(yaml.safe_load((CONF / f"{entry[1:]}.yaml").read_text())["scales"])
+            file = FILES[name].parents[1] / f"{entry[1:]}.yaml"
+            found |= set(yaml.safe_load(file.read_text())["scales"])
         elif isinstance(entry, str) and entry in NAMES:
             found |= scales(entry)
     return found

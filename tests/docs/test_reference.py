@@ -47,7 +47,7 @@ def test_a_meaning_is_the_comment_beside_the_key(rows: dict[str, list[str]]) -> 
         "`null`",
         "a number: reproducible noise, the same under every engine; null: secret noise",
     ]
-    assert rows["strategy.loss"][1].startswith("matched (Theorem 1), or a comparison")
+    assert rows["strategy.loss"][1].startswith("matched (Theorem 1)")
     assert rows["strategy.optimizer.lr"][0] == "the recipe’s"
 
 

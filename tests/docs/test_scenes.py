@@ -239,15 +239,24 @@ SCENES: dict[str, tuple[Act, ...]] = {
     "docs/index.md": (Act("docs/index.md", folder="fedsink"),),
     "docs/install.md": (Act("docs/install.md", folder="fedsink"),),
     "docs/measuring.md": (Act("docs/measuring.md", folder="fedsink"),),
+    "docs/papers.md": (Act("docs/papers.md", folder="fedsink"),),
 }  # fmt: skip
 
 # Scenes without this environment on the PATH: their pages install one.
-BARE: tuple[str, ...] = ("README.md", "a lean node", "docs/index.md", "docs/install.md")
+BARE: tuple[str, ...] = (
+    "README.md",
+    "a lean node",
+    "docs/index.md",
+    "docs/install.md",
+    "docs/papers.md",
+)
 
 # Seconds that a scene may take, where 600 are not enough.
 LIMITS: dict[str, int] = {
     **dict.fromkeys(("a deployment", "a lean node", "masked sums", TUTORIAL), 1200),
-    **dict.fromkeys(("docs/compare.md", "docs/evaluation.md", "docs/install.md", FLOWER), 1800),
+    **dict.fromkeys(
+        ("docs/compare.md", "docs/evaluation.md", "docs/install.md", "docs/papers.md", FLOWER), 1800
+    ),
 }
 
 # The blocks in no scene: page, and what each of them needs, in order. A GPU, Docker, several

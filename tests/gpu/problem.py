@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from fedsink_papers.parameter_gradient.answer import parameter_total
+from fedsink_papers.parameter_gradient.request import ParameterRequest, architecture_of
 from torch import Tensor
 
 from fedsink.clients.dp_sinkhorn import client_totals
-from fedsink.clients.parameter_gradient import parameter_total
 from fedsink.clients.pool import Pool
 from fedsink.clients.privatize_once import privatize
 from fedsink.clients.shard import Shard
@@ -25,7 +26,6 @@ from fedsink.privacy import (
 )
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
 from fedsink.protocol.privatize_once import LocalPlan
 
 SHAPE, CLASSES, ROWS, RECORDS, RATE = (1, 28, 28), 10, 50, 60, 0.1

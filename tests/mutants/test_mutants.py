@@ -22,7 +22,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-SOURCES = ("fedsink", "tests", "pyproject.toml")
+SOURCES = ("fedsink", "packages", "tests", "pyproject.toml")
 
 Mutant = dict[str, Any]
 MUTANTS: list[Mutant] = [
@@ -52,12 +52,13 @@ class Workshop:
         outer = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         flower = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        path = f"{folder}:{folder / 'packages' / 'papers' / 'src'}"
         self._process = subprocess.Popen(
             [sys.executable, HERE / "workshop.py", folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**outer, **threads, **flower, "PYTHONPATH": str(folder)},
+            env={**outer, **threads, **flower, "PYTHONPATH": path},
         )
 
     def run(self, tests: list[str], slow: bool = False) -> dict[str, Any]:

@@ -346,7 +346,7 @@ def test_no_plan_lives_at_the_edge_of_the_floats(changes, message):
             "clip must be one of RecordClip, BatchClip, CriticClip, RowClip, received 0.5",
         ),
         ({"schedule": 10}, "schedule must be one of JointSchedule, .*, received 10"),
-        ({"accountant": "gdp"}, "accountant 'gdp' is unknown"),
+        ({"accountant": "gdp"}, "accountant='gdp' is unknown"),
     ],
 )
 def test_bad_values_are_refused(changes, message):

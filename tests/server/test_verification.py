@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration, noise_entries
 from fedsink.errors import ConfigError
-from fedsink.privacy import LIBRARIES, PrivacyPlan
+from fedsink.privacy import ACCOUNTANTS, PrivacyPlan
 from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.protocol.charge_statement import ChargeStatement, StatedCharge
 from fedsink.protocol.identity_key import NodeIdentityKey
@@ -300,7 +300,7 @@ def test_an_accountant_that_has_no_answer_is_left_out(handed: Callable[..., Path
     assert set(verdict.left_out) == {"prv"}
     assert verdict.left_out["prv"]
     assert set(verdict.epsilons) == {"pld", "rdp", "rdp-opacus", "rdp-classic"}
-    stated |= {"accountant": "prv", "accountant_library": LIBRARIES["prv"]}
+    stated |= {"accountant": "prv", "accountant_library": ACCOUNTANTS["prv"].library}
     assert refused(verdict_on(handed(stated)), "cannot be verified")
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from fedsink.clients.node import close_nodes
+from fedsink.conf import loading
 from fedsink.simulation.run_settings import RunIdentity, RunSettings
 from fedsink.simulation.simulated_run import configure
 
@@ -36,8 +36,7 @@ def composed() -> Compose:
     """The configuration that `fedsink simulate` would see, small unless overridden."""
 
     def config(*overrides: str, small: bool = True) -> Config:
-        with initialize_config_module("fedsink.conf", version_base="1.3"):
-            found = compose("config", overrides=[*(_SMALL if small else ()), *overrides])
+        found = loading.composed([*(_SMALL if small else ()), *overrides])
         resolved: Any = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
         return resolved
 

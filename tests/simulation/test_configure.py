@@ -301,7 +301,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("+engine.x=1", "Unknown key engine.x; there are name, timeout"),
         ("+x=1", "Unknown key x; there are mode, data"),
         ("engine=deploy", "engine.name is auto, ray, local or flower, not 'deploy'"),
-        ("accountant=x", "accountant 'x' is unknown: choose one of pld, prv, rdp, rdp-opac"),
+        ("accountant=x", "accountant='x' is unknown; choose one of pld, prv, rdp, rdp-"),
         ("adjacency=x", "adjacency 'x' is unknown: choose one of add-remove, replace-one"),
         ("adjacency=client", "clip=batch"),
         ("capacity=0", "capacity must be null, auto or a whole number of at least 1, not 0"),

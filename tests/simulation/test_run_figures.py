@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from fedsink.data.spec import DataSpec
-from fedsink.evaluation import exact_w2
+from fedsink.evaluation import exact_w2, suites
+from fedsink.evaluation.suites import FastFigures, nearest_mean_accuracy
 from fedsink.models import Observation, build
 from fedsink.server.finished import FinishedRun
 from fedsink.server.folder import RunFolder
 from fedsink.simulation import run_figures
-from fedsink.simulation.run_figures import _table, evaluate_run, nearest_mean_accuracy
+from fedsink.simulation.run_figures import evaluate_run
 
 Finish = Callable[..., FinishedRun]
 
@@ -65,7 +66,7 @@ def test_real_pictures_are_the_training_ones_and_as_many_as_are_drawn(
             progress("cnn: epoch 1")
         return {"cnn": len(seen) / 10}
 
-    monkeypatch.setattr(run_figures, "accuracies", accuracies)
+    monkeypatch.setattr(suites, "accuracies", accuracies)
     finish((1, 4, 4), "ab")
     lines: list[str] = []
     found = evaluate_run("here", n=20, report=lines.append)
@@ -131,7 +132,7 @@ def test_class_means_name_the_nearest() -> None:
 
 def test_data_that_are_too_easy_are_called_so() -> None:
     figures = {"accuracy": {"cnn": 1.0}, "nearest_mean_accuracy": 0.99}
-    assert _table(figures).endswith(
-        "name 99.0 % rightly: these data are too easy to tell generators apart."
-    )
-    assert _table({**figures, "nearest_mean_accuracy": 0.8}).endswith("name 80.0 % rightly.")
+    easy = "these data are too easy to tell generators apart."
+    assert FastFigures(figures).table().endswith(f"name 99.0 % rightly: {easy}")
+    other = FastFigures({**figures, "nearest_mean_accuracy": 0.8})
+    assert other.table().endswith("name 80.0 % rightly.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedsink_papers.parameter_gradient.answer import ParameterGradientAnswer
+from fedsink_papers.parameter_gradient.request import ParameterRequest
 from torch import Tensor
 
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node
-from fedsink.clients.parameter_gradient import ParameterGradientAnswer
 from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.parameter_gradient import ParameterRequest
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 
 

@@ -4,17 +4,17 @@ It comes in two forms, neither of them downloaded, and data.root is only read:
 
 - LEAF's JSON (Caldas et al. 2018): ROOT/train/all_data_*.json and ROOT/test/all_data_*.json;
 - TensorFlow Federated's HDF5: ROOT/fed_emnist_train.h5 and ROOT/fed_emnist_test.h5, or those named
-  fed_emnist_digitsonly_….h5. They are taken where both forms are there, and need `h5py`.
+  fed_emnist_digitsonly_….h5. They are taken where both forms are there, and fedsink-papers reads
+  them.
 
 Both store paper as 1 and ink as 0, and number the characters 0–9, A–Z, a–z from 0 to 61.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,17 +23,18 @@ import torch
 
 from fedsink.data.labelled import Reading, number_of
 from fedsink.data.sources.cache import cache_folder, fill_once, key_of
-from fedsink.data.sources.inventory import BESIDE, Inventory
+from fedsink.data.sources.inventory import Inventory
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 from fedsink.values import read_json
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PIXELS = 28 * 28
-_MOST_VALUES = 100_000 * _PIXELS  # of a writer in HDF5, where a small file may state any number
+TFF = ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5")
+"""Names of TensorFlow Federated's files, by split: of all characters, and of digits."""
 
 
-class _Writer(NamedTuple):
+class Writer(NamedTuple):
     """A writer's identifier, pixels and characters, as they stand in a file."""
 
     user: str
@@ -63,8 +64,38 @@ def read(spec: DataSpec, split: str) -> Reading:
 
     Raises:
         ConfigError: without data.root, for an unknown class, or for letters from files of digits.
-        DataError: for files that are missing, corrupt, or hold something else, for no record of
-            these classes, and for a missing `h5py`.
+        DataError: for files that are missing, corrupt, or hold something else, and for no record
+            of these classes.
+    """
+    from fedsink.data.sources import SOURCES
+
+    for name in TFF:
+        path = Path(spec.root or "").expanduser() / name.format(split)
+        if spec.root is not None and path.is_file():
+            if "femnist_tff" not in SOURCES:
+                raise DataError(
+                    f"{path} is in TensorFlow Federated's format, which fedsink-papers reads, and "
+                    "that is not installed: see docs/papers.md, or take LEAF's JSON files."
+                )
+            reading = SOURCES.find("femnist_tff")(spec, split)  # type: ignore[arg-type]
+            return reading if isinstance(reading, Reading) else Reading(*reading)
+    return read_writers(spec, split, _files, _json_writers)
+
+
+def read_writers(
+    spec: DataSpec,
+    split: str,
+    files_of: Callable[[DataSpec, str, np.ndarray, Inventory], list[Path]],
+    writers_of: Callable[[Path], Iterator[Writer]],
+) -> Reading:
+    """Returns the records of writers in the files of a format, as `read` does.
+
+    Args:
+        spec: description of the records.
+        split: "train" or "test".
+        files_of: the description, the split, the class of each character and what lies in the
+            folder to the files to read.
+        writers_of: a file to its writers.
     """
     label_of = _label_of(spec.classes)
     if spec.root is None:
@@ -73,8 +104,8 @@ def read(spec: DataSpec, split: str) -> Reading:
             "Federated's files."
         )
     inventory = Inventory(Path(spec.root).expanduser())
-    files = _files(spec, split, label_of, inventory)
-    (images, characters, users), changes = _decoded(files)
+    files = files_of(spec, split, label_of, inventory)
+    (images, characters, users), changes = _decoded(files, writers_of)
     labels = label_of[characters]
     kept = labels >= 0
     if not kept.any():
@@ -107,19 +138,7 @@ def _label_of(classes: Sequence[str]) -> np.ndarray:
 
 def _files(spec: DataSpec, split: str, label_of: np.ndarray, inventory: Inventory) -> list[Path]:
     root = inventory.root
-    whole, digits = (root / f"fed_emnist_{part}{split}.h5" for part in ("", "digitsonly_"))
     beside = sorted((root / split).iterdir()) if (root / split).is_dir() else []
-    if whole.is_file() or digits.is_file():
-        inventory.pass_over(BESIDE, *beside)
-    if whole.is_file():
-        return [whole]
-    if digits.is_file():
-        if (label_of[len(string.digits) :] >= 0).any():
-            raise ConfigError(
-                f"{digits} holds only digits, and data.classes names letters: choose "
-                f"data=femnist_digits, or put {whole.name} beside it."
-            )
-        return [digits]
     named = [path for path in beside if path.match("all_data_*.json")]
     inventory.pass_over(
         "not named all_data_*.json", *(path for path in beside if path not in named)
@@ -129,20 +148,21 @@ def _files(spec: DataSpec, split: str, label_of: np.ndarray, inventory: Inventor
     if found:
         return sorted(found)
     raise DataError(
-        f"{root.absolute()} holds neither {whole.name} nor {split}/all_data_*.json; set data.root "
-        "to the folder with LEAF's or TensorFlow Federated's files."
+        f"{root.absolute()} holds neither {TFF[0].format(split)} nor {split}/all_data_*.json; set "
+        "data.root to the folder with LEAF's or TensorFlow Federated's files."
     )
 
 
-def _decoded(files: list[Path]) -> tuple[_Decoded, list[str]]:
+def _decoded(
+    files: list[Path], writers_of: Callable[[Path], Iterator[Writer]]
+) -> tuple[_Decoded, list[str]]:
     """Returns all records of these files, decoded once and kept in the cache folder, and notes."""
 
     def fill(folder: Path) -> None:
         parts: dict[str, _Decoded] = {}
         several: set[str] = set()
         for file in files:
-            writers = _json_writers if file.suffix == ".json" else _hdf5_writers
-            for writer in writers(file):
+            for writer in writers_of(file):
                 if parts.pop(writer.user, None) is not None:
                     several.add(writer.user)
                 parts[writer.user] = _checked(file, writer)
@@ -167,7 +187,7 @@ def _decoded(files: list[Path]) -> tuple[_Decoded, list[str]]:
         raise DataError(f"{folder} cannot be read; remove it, and it is made again.") from error
 
 
-def _checked(file: Path, writer: _Writer) -> _Decoded:
+def _checked(file: Path, writer: Writer) -> _Decoded:
     """Checks one writer's records and decodes them: ink 255 on paper 0, uint8."""
 
     def wrong(fault: str) -> DataError:
@@ -202,12 +222,12 @@ def _checked(file: Path, writer: _Writer) -> _Decoded:
     return _Decoded(ink.reshape(-1, 1, 28, 28), labels.astype(np.int64), users)
 
 
-def _json_writers(file: Path) -> Iterator[_Writer]:
+def _json_writers(file: Path) -> Iterator[Writer]:
     try:
         with file.open("rb") as opened:
             content = read_json(opened.read())
         writers = [
-            _Writer(user, part["x"], part["y"]) for user, part in content["user_data"].items()
+            Writer(user, part["x"], part["y"]) for user, part in content["user_data"].items()
         ]
         stated = dict(zip(content["users"], content["num_samples"], strict=False))
     except (OSError, RecursionError, ValueError) as error:
@@ -232,33 +252,3 @@ def _json_writers(file: Path) -> Iterator[_Writer]:
             f"{file}: the writer {next(iter(stated))} is in users and not in user_data; replace "
             "the file with an intact copy."
         )
-
-
-def _hdf5_writers(file: Path) -> Iterator[_Writer]:
-    try:
-        h5py = importlib.import_module("h5py")
-    except ModuleNotFoundError:
-        raise DataError(
-            f"{file.name} needs the Python package h5py, fedsink's extra `femnist`: install "
-            "it with `pip install h5py`, or take LEAF's JSON files."
-        ) from None
-    try:
-        with h5py.File(file, "r") as opened:
-            places: set[Any] = set()
-            for user, group in opened["examples"].items():
-                parts = group["pixels"], group["label"]
-                for part in (group, *parts):
-                    # Other names of one object, in this file or another, would repeat its records.
-                    if part.file.filename != opened.filename or part.id in places:
-                        raise ValueError(f"what {user} wrote stands in several places")
-                    places.add(part.id)
-                if any(part.is_virtual or part.external for part in parts):
-                    raise ValueError(f"what {user} wrote lies in another file")
-                if max(part.size for part in parts) > _MOST_VALUES:
-                    raise ValueError(f"{user} wrote more than anybody could")
-                yield _Writer(user, *(part[()] for part in parts))
-    except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{file} is not in TensorFlow Federated's format, examples/USER/pixels and label "
-            f"({error}); replace it with an intact copy."
-        ) from error

@@ -9,8 +9,11 @@ Every figure is an upper bound on the true ε.
 - ``"rdp"``: Rényi DP, dp_accounting, with the improved conversion (Canonne, Kamath, Steinke 2020,
   Prop. 12).
 - ``"rdp-opacus"``: the same from Opacus' own Rényi costs and conversion.
-- ``"rdp-classic"``: dp_accounting's Rényi costs at TensorFlow Privacy's former orders, with
-  Mironov's conversion (2017, Prop. 3); for comparison with the DP-Sinkhorn paper's figures.
+
+An installed package adds others:
+
+    [project.entry-points."fedsink.accountants"]
+    mine = "my_package.accounting:MINE"    # an `Accountant`
 """
 
 from __future__ import annotations
@@ -21,28 +24,31 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import erfcx, log_ndtr
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy.accounting import grids
+from fedsink.registry import Registry
 from fedsink.values import privacy_checks as checks
 
-LIBRARIES = {
-    "pld": "dp-accounting",
-    "prv": "Opacus",
-    "rdp": "dp-accounting",
-    "rdp-opacus": "Opacus",
-    "rdp-classic": "dp-accounting",
-}
-ACCOUNTANTS = tuple(LIBRARIES)
+
+class Accountant(NamedTuple):
+    """Bounds ε, from above, of a Poisson-subsampled Gaussian composed over uses.
+
+    Attributes:
+        epsilon: q, σ, uses and δ to ε.
+        library: that computes it, as privacy.json names it.
+    """
+
+    epsilon: Callable[[float, float, int, float], float]
+    library: str
+
 
 _BISECTIONS = 200  # of an exact Gaussian
 _WIDE = 1e3  # multipliers from which the two terms of an exact δ cancel
-# TensorFlow Privacy's former default, to which the published ε and step counts belong.
-_PUBLISHED_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256)
 # Opacus' accountant takes minutes and some 4 GB for so many points, 0.2 kB each.
 _MOST_POINTS = 2e7
 _PRV_ERROR = 0.01  # of ε, Opacus' default; that of δ is δ/1000
@@ -54,7 +60,7 @@ def poisson_gaussian_epsilon(
     """ε(δ) of `uses` Poisson-subsampled Gaussians (q, σ a multiplier) under add/remove."""
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
-    epsilon = _EPSILON[check_accountant(accountant)]
+    epsilon = ACCOUNTANTS.find(accountant).epsilon
     try:
         bound = epsilon(rate, sigma, uses, delta)
         return math.inf if math.isnan(bound) else max(0.0, bound)
@@ -85,27 +91,18 @@ def poisson_gaussian(rate: float, sigma: float, uses: int) -> Any:
 
 def check_accountant(accountant: object) -> str:
     """The name of an accountant; raises PrivacyError for any other value."""
-    if not isinstance(accountant, str) or accountant not in ACCOUNTANTS:
-        raise PrivacyError(
-            f"accountant {accountant!r} is unknown: choose one of {', '.join(ACCOUNTANTS)}."
-        )
-    return accountant
+    ACCOUNTANTS.find(accountant)
+    return str(accountant)
 
 
 @lru_cache(maxsize=4096)
 def rdp_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     """ε by Rényi DP: composition adds the orders' costs, so any number of uses is cheap."""
     rdp = checks.require("dp_accounting.rdp")
-    orders, one_use = _rdp_curve(rate, sigma)
+    orders, one_use = rdp_curve(rate, sigma)
     with np.errstate(over="ignore", invalid="ignore"), quiet_absl():
         bound, _ = rdp.compute_epsilon(orders, uses * one_use, delta)
     return float(bound)
-
-
-def rdp_classic_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """ε = min over α of ρ(α) + log(1/δ)/(α − 1), the older and looser conversion."""
-    orders, one_use = _rdp_curve(rate, sigma, _PUBLISHED_ORDERS)
-    return float(np.min(uses * one_use - math.log(delta) / (orders - 1)))
 
 
 def rdp_opacus_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
@@ -262,13 +259,18 @@ def _least(fits: Callable[[float], bool], smallest: float, largest: float) -> fl
     return math.exp(high) * (1 + 1e-12) if fits(math.exp(high)) else math.inf
 
 
-_EPSILON: dict[str, Callable[[float, float, int, float], float]] = {
-    "pld": pld_epsilon,
-    "prv": prv_epsilon,
-    "rdp": rdp_epsilon,
-    "rdp-opacus": rdp_opacus_epsilon,
-    "rdp-classic": rdp_classic_epsilon,
-}
+ACCOUNTANTS: Registry[Accountant] = Registry(
+    "accountant",
+    {
+        "pld": Accountant(pld_epsilon, "dp-accounting"),
+        "prv": Accountant(prv_epsilon, "Opacus"),
+        "rdp": Accountant(rdp_epsilon, "dp-accounting"),
+        "rdp-opacus": Accountant(rdp_opacus_epsilon, "Opacus"),
+    },
+    group="fedsink.accountants",
+    error=PrivacyError,
+)
+"""Accountants by name, the one that claims rest on first."""
 
 
 @lru_cache(maxsize=8)
@@ -280,7 +282,7 @@ def _one_use_pld(rate: float, sigma: float, grid: float) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _rdp_curve(
+def rdp_curve(
     rate: float, sigma: float, orders: tuple[float, ...] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rényi orders (None: dp_accounting's own) and the cost of one use at each of them."""
@@ -294,7 +296,7 @@ def _rdp_curve(
 @lru_cache(maxsize=256)
 def _opacus_curve(rate: float, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     rdp = checks.require("opacus.accountants.analysis.rdp")
-    orders, _ = _rdp_curve(rate, sigma)
+    orders, _ = rdp_curve(rate, sigma)
     one_use = rdp.compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=orders)
     return orders, np.asarray(one_use)
 

@@ -2,8 +2,8 @@
 
 `solve_account` gets all but one of (rate, sigma, rounds, eps, delta) and solves for the other one.
 
->>> list(solve_account(rate=0.2, sigma=2.0, rounds=3000, delta=1e-5, classes=10))
-['pld', 'prv', 'rdp', 'rdp-opacus', 'rdp-classic']
+>>> list(solve_account(rate=0.2, sigma=2.0, rounds=3000, delta=1e-5, classes=10))[:3]
+['pld', 'prv', 'rdp']
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Cost:
 
     def accountants(self, rate: float) -> tuple[str, ...]:
         """The accountants that give a bound under this adjacency."""
-        return ("pld",) if self.by_pairs(rate) else ACCOUNTANTS
+        return ("pld",) if self.by_pairs(rate) else tuple(ACCOUNTANTS)
 
     def by_pairs(self, rate: float) -> bool:
         """True if ε is that of a pair of `replacement`, for which there is no Rényi bound."""

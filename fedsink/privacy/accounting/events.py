@@ -30,7 +30,7 @@ def epsilon(
     Args:
         event: For example `poisson_gaussian(...)` or a mechanism's `.event`.
         delta: δ in (0, 1).
-        accountant: One of `ACCOUNTANTS`; ``"prv"``, ``"rdp-opacus"`` and ``"rdp-classic"`` bound
+        accountant: One of `ACCOUNTANTS`; all but ``"pld"`` and ``"rdp"`` bound
             Poisson-subsampled Gaussians only.
         adjacency: The adjacency that the event's multipliers are stated for. Under
             ``"replace-one"`` local mechanisms and their compositions are bounded; a sampled one

@@ -5,9 +5,10 @@ Nothing here touches private data; all of it may be published.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from torch import Tensor
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, Clip
 from fedsink.protocol.objective import Objective
+from fedsink.registry import Registry
 from fedsink.strategies.dp_sinkhorn.rows import Layout, SelfParts
+from fedsink.strategies.losses import Loss, find_loss
 from fedsink.transport import (
     ConvergedSolver,
     append_labels,
@@ -51,10 +54,10 @@ class SelfTermSettings:
     @property
     def debiased(self) -> float:
         """n′/n, rows that are generated for only the self term, as a share of the others."""
-        return self.p if self.kind == "semi_debiased" else 0.0
+        return self.p if self_term_named(self.kind).extra_rows else 0.0
 
     def __post_init__(self) -> None:
-        checks.choice("strategy.self_term", self.kind, "history", "semi_debiased")
+        self_term_named(self.kind)
         checks.count("strategy.history", self.history)
         checks.within("strategy.p", self.p, "[0, 1]")
         if self.tether is not None:
@@ -67,7 +70,7 @@ class SelfTermSettings:
             ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows, or
                 `clip=batch` with a tether.
         """
-        if clip.per_record and self.kind != "history":
+        if clip.per_record and not self_term_named(self.kind).of_records:
             raise ConfigError(
                 "clip=record takes its potentials from generated history: set "
                 "strategy.self_term=history, or clip=batch for the semi-debiased loss."
@@ -79,8 +82,28 @@ class SelfTermSettings:
             )
 
 
-class SelfTerm(ABC):
-    """Computes the self parts of groups of rows, and remembers past rows where it needs them."""
+class SelfTerm(Loss):
+    """Computes the self parts of groups of rows, and remembers past rows where it needs them.
+
+    Attributes:
+        of_records: True where it goes with `clip=record`, whose potentials it gives.
+        extra_rows: True where `strategy.p` of the rows are generated for it alone.
+    """
+
+    of_records: ClassVar[bool] = False
+    extra_rows: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def of(
+        cls,
+        settings: SelfTermSettings,
+        objective: Objective,
+        clip: Clip,
+        layout: Layout,
+        like: Tensor,
+    ) -> SelfTerm:
+        """Returns the self term of a run; `self_term` explains the arguments."""
 
     @property
     def memory(self) -> int:
@@ -97,10 +120,10 @@ class SelfTerm(ABC):
             row_labels: labels of the rows, (G, n + n′).
         """
 
-    def remember(self, rows: Tensor, kinds: Tensor) -> None:  # noqa: B027 (one forgets)
+    def remember(self, rows: Tensor, kinds: Tensor) -> None:
         """Takes the groups' rows (G, n, D) into their histories; no kind comes twice."""
 
-    def fill(self, generate: Callable[[Tensor, int], Tensor]) -> None:  # noqa: B027 (one forgets)
+    def fill(self, generate: Callable[[Tensor, int], Tensor]) -> None:
         """Fills the histories before the first round with rows of the untrained generator.
 
         Args:
@@ -108,16 +131,25 @@ class SelfTerm(ABC):
                 batch.
         """
 
-    def state(self) -> dict[str, Tensor]:
-        """Returns the tensors to resume from, by name."""
-        return {}
-
-    def load_state(self, tensors: dict[str, Tensor]) -> None:  # noqa: B027 (one has none)
-        """Restores what `state` returned, from among other tensors."""
-
 
 class _Remembering(SelfTerm):
     """Keeps the last H batches of every kind of group, the oldest first."""
+
+    of_records: ClassVar[bool] = True
+
+    @classmethod
+    def of(
+        cls,
+        settings: SelfTermSettings,
+        objective: Objective,
+        clip: Clip,
+        layout: Layout,
+        like: Tensor,
+    ) -> SelfTerm:
+        """Returns a `HistoryField` for `clip=record`, else a `HistoryTransport`."""
+        if clip.per_record:
+            return HistoryField(settings, objective, clip, layout, like)
+        return HistoryTransport(settings, objective, layout, like)
 
     def __init__(
         self, settings: SelfTermSettings, objective: Objective, layout: Layout, like: Tensor
@@ -220,8 +252,22 @@ class SemiDebiased(SelfTerm):
     ever sees a private point through them.
     """
 
+    extra_rows: ClassVar[bool] = True
+
     def __init__(self, objective: Objective, clip: BatchClip, layout: Layout) -> None:
         self.objective, self.clip, self._layout = objective, clip, layout
+
+    @classmethod
+    def of(
+        cls,
+        settings: SelfTermSettings,
+        objective: Objective,
+        clip: Clip,
+        layout: Layout,
+        like: Tensor,
+    ) -> SelfTerm:
+        """Returns it for a clip of whole batches."""
+        return cls(objective, BatchClip(clip.bound), layout)
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """Returns the gradient against the shifted rows; that of the extra rows is outside."""
@@ -264,8 +310,17 @@ def self_term(
         ConfigError: see `SelfTermSettings.check_clip`.
     """
     settings.check_clip(clip)
-    if clip.per_record:
-        return HistoryField(settings, objective, clip, layout, like)
-    if settings.kind == "semi_debiased":
-        return SemiDebiased(objective, BatchClip(clip.bound), layout)
-    return HistoryTransport(settings, objective, layout, like)
+    return self_term_named(settings.kind).of(settings, objective, clip, layout, like)
+
+
+SELF_TERMS: Registry[type[SelfTerm]] = Registry(
+    "strategy.self_term",
+    {"history": _Remembering, "semi_debiased": SemiDebiased},
+    group="fedsink.losses",
+)
+"""Self terms by name."""
+
+
+def self_term_named(name: object) -> type[SelfTerm]:
+    """Returns the self term that `strategy.self_term` names, or raises ConfigError."""
+    return find_loss(SELF_TERMS, "strategy.self_term", name, SelfTerm)

@@ -1,4 +1,4 @@
-"""The server's loss on privatized records: that of Theorem 1, and its comparisons.
+"""The server's loss on privatized records: that of Theorem 1, and what a comparison replaces.
 
 Theorem 1 (Reshetova, Chen, Özgür 2024). Let Y = f(x) + noise of density p(y | x), and take the cost
 c(x, y) = −λ log p(y | x) + const. Then the minimiser over generators G of
@@ -11,45 +11,33 @@ debiasing term. The cost and λ of a mechanism are `LocalPlan.matched_cost`:
     Laplace of scale σ:   c = ‖x − y‖₁,  λ = σ        (Corollary 1, with σ = Δ₁/ε)
     Gaussian of std σ:    c = ‖x − y‖₂², λ = 2σ²      (Corollary 2)
 
-X = f(G(z)), M the mechanism; c and λ are those above:
+X = f(G(z)); c and λ are those above:
 
 | loss | minimised over G | what becomes of the noise |
 |---|---|---|
 | matched | W_{c,λ}(X, Y) | removed: the minimiser is the distribution before the noise |
-| unregularised | W_{c,0}(X, Y) | learnt: the minimiser is the distribution of Y |
-| noisy_w1 | W_{‖·‖₁,0}(M(X), Y) (equation 15) | on both sides |
-| noisy_wgan | W_{‖·‖₂,0}(M(X), Y) by a critic | on both sides |
 | debiased | W_{c,λ}(X, Y) − ½W_{c,λ}(X, X) − ½W_{c,λ}(Y, Y) | learnt, at any λ (Feydy 2019, 3) |
-| denoised | W_{c,0}(X, Ỹ), Ỹ the records after wavelet thresholding | what the threshold left |
 
-M(X) is X plus fresh noise of the mechanism's law in every step: the gradient at M(X) is the
-gradient at X. M(X) and Y have one law where X has the law before the noise, so these two remove
-the noise as well; but a batch of each, spread over all D coordinates, tells little of the distance.
-
-With labels the loss is the mean over the strata of `LabelStrata`.
+An installed package adds others (`fedsink.strategies.losses`); those that the paper compares with
+are in fedsink-papers. With labels the loss is the mean over the strata of `LabelStrata`.
 """
 
 from __future__ import annotations
 
-import math
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedsink.data import dct
-from fedsink.data.maps import L1Ball
 from fedsink.privacy import RandomizedResponse, Stream
-from fedsink.protocol.privatize_once import LocalPlan
-from fedsink.strategies.privatize_once.critic import NoisyCritic
-from fedsink.strategies.privatize_once.settings import (
-    BY_CRITIC,
-    EXACT,
-    NOISY,
-    PrivatizeOnceSettings,
-)
+from fedsink.registry import Registry
+from fedsink.strategies.losses import Loss, find_loss
 from fedsink.transport import TransportGradient, transport_gradient
-from fedsink.transport.losses import assignment_gradient
+
+if TYPE_CHECKING:
+    from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 
 
 @dataclass(frozen=True)
@@ -67,87 +55,109 @@ class LossGradient:
     iterations: int
 
 
-class LocalLoss:
-    """The loss that the settings name.
+class LocalLoss(Loss):
+    """A loss of the local mode. It sees privatized records alone: nothing that it does costs ε.
 
     Args:
         settings: public parameters of the run.
 
     Attributes:
-        critic: of `noisy_wgan`, which begins once there are records to tell from; else None.
+        instead: what computes it instead of Sinkhorn's iterations, "exact transport" for instance;
+            None: Sinkhorn, by λ, solver and backend of the settings.
+        by_critic: True where `strategy.critic` has its options.
+        critic_steps: number of batches that it trains on before each step of the generator.
     """
 
+    instead: ClassVar[str | None] = None
+    by_critic: ClassVar[bool] = False
+    critic_steps: int = 0
+
     def __init__(self, settings: PrivatizeOnceSettings) -> None:
-        self.critic: NoisyCritic | None = None
-        self._settings = settings
-        self._cost, self._solver = settings.transport
+        self.settings = settings
+
+    @classmethod
+    def check(cls, settings: PrivatizeOnceSettings) -> None:
+        """Refuses settings that do not go with the loss, by a ConfigError."""
+
+    @classmethod
+    def cost(cls, settings: PrivatizeOnceSettings) -> str:
+        """Returns the name of the cost trained with."""
+        return settings.cost or settings.plan.matched_cost.cost
+
+    @classmethod
+    def statement(cls, settings: PrivatizeOnceSettings) -> dict[str, Any]:
+        """Returns what privacy.json says of the loss beside its name and λ, its cost at least."""
+        return {"cost": cls.cost(settings)}
 
     def targets(self, values: Tensor) -> Tensor:
         """Returns the records (N, D) that the generator is compared with."""
-        if self._settings.loss == "denoised":
-            return denoised_values(values, self._settings.plan)
         return values
 
     def begin(self, targets: Tensor, stream: Stream) -> None:
-        """Starts the critic, where the loss has one.
+        """Starts what it trains, once there are records.
 
         Args:
             targets: all records (N, D), as `targets` returned them.
             stream: public randomness.
         """
-        if self._settings.loss in BY_CRITIC:
-            self.critic = NoisyCritic(self._settings.noisy_critic, targets, stream)
 
-    @property
-    def critic_steps(self) -> int:
-        """Number of batches that a critic is trained on before each step of the generator."""
-        return self._settings.noisy_critic.steps if self.critic else 0
+    def train(self, points: Tensor, targets: Tensor, stream: Stream) -> None:
+        """Takes one of its own steps on a batch as `__call__` takes it."""
 
-    def train_critic(self, points: Tensor, targets: Tensor, stream: Stream) -> None:
-        """Takes one step of the critic on a batch as `__call__` takes it."""
-        if self.critic is None:
-            raise RuntimeError(f"strategy.loss={self._settings.loss} trains no critic.")
-        noisy = self.noisy(points.detach(), stream)
-        self.critic.train(noisy.flatten(0, 1), targets.to(points.device).flatten(0, 1), stream)
-
-    def noisy(self, points: Tensor, stream: Stream) -> Tensor:
-        """Returns M(X): the points with fresh noise of the mechanism of the records."""
-        return self._settings.plan.image_mechanism.privatize(points, stream)
-
+    @abstractmethod
     def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
         """Returns value and gradient at the points, the mean over S strata.
 
         Args:
             points: X, (S, n, D).
             targets: privatized records, as `targets` returned them, (S, n, D).
-            stream: public randomness of M.
+            stream: public randomness.
         """
-        x, y = points.detach(), targets.to(points.device)
-        if self._settings.loss in NOISY:
-            x = self.noisy(x, stream)
-        if self.critic is not None:
-            value, slopes = self.critic.distance(x.flatten(0, 1), y.flatten(0, 1))
-            return LossGradient(float(value), slopes.reshape(x.shape), 0)
-        if self._settings.loss in EXACT:
-            strata = [
-                assignment_gradient(x_s, y_s, self._cost) for x_s, y_s in zip(x, y, strict=True)
-            ]
-            values = torch.stack([stratum.value for stratum in strata])
-            gradients, iterations = torch.stack([stratum.gradient for stratum in strata]), 0
-        else:
-            # Theorem 1: W_{c,λ}(X, Y) and ∂/∂x_i = Σ_j P_ij ∂c(x_i, y_j), by the envelope theorem.
-            entropic = self._entropic(x, y)
-            values, gradients = entropic.value, entropic.gradient
-            iterations = int(entropic.solution.iterations.max())
-        if self._settings.loss == "debiased":
-            # X is both marginals of W(X, X), so half of its gradient is that of one side.
-            itself = self._entropic(x, x)
-            values, gradients = values - 0.5 * itself.value, gradients - itself.gradient
+
+
+class Matched(LocalLoss):
+    """W_{c,λ}(X, Y) and ∂/∂x_i = Σ_j P_ij ∂c(x_i, y_j), by the envelope theorem."""
+
+    def __init__(self, settings: PrivatizeOnceSettings) -> None:
+        super().__init__(settings)
+        self._cost, self._solver = settings.transport
+
+    def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
+        """Returns the loss of Theorem 1."""
+        x = points.detach()
+        found = self.entropic(x, targets.to(x.device))
+        iterations = int(found.solution.iterations.max())
+        return LossGradient(float(found.value.mean()), found.gradient / len(x), iterations)
+
+    def entropic(self, x: Tensor, y: Tensor) -> TransportGradient:
+        """Returns W_{c,λ}(x, y) of each stratum and its gradient at x."""
+        return transport_gradient(
+            x, y, self._cost, self.settings.effective_lam, solver=self._solver
+        )
+
+
+class Debiased(Matched):
+    """The Sinkhorn divergence, whose minimiser is the distribution of the noisy records."""
+
+    def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
+        """Returns W(X, Y) − ½W(X, X)."""
+        x = points.detach()
+        found, itself = self.entropic(x, targets.to(x.device)), self.entropic(x, x)
+        # X is both marginals of W(X, X), so half of its gradient is that of one side.
+        values, gradients = found.value - 0.5 * itself.value, found.gradient - itself.gradient
+        iterations = int(found.solution.iterations.max())
         return LossGradient(float(values.mean()), gradients / len(x), iterations)
 
-    def _entropic(self, x: Tensor, y: Tensor) -> TransportGradient:
-        lam = self._settings.effective_lam
-        return transport_gradient(x, y, self._cost, lam, solver=self._solver)
+
+LOSSES: Registry[type[LocalLoss]] = Registry(
+    "strategy.loss", {"matched": Matched, "debiased": Debiased}, group="fedsink.losses"
+)
+"""Losses of the local mode, by name."""
+
+
+def loss_named(name: object) -> type[LocalLoss]:
+    """Returns the loss that `strategy.loss` names; raises ConfigError where there is none."""
+    return find_loss(LOSSES, "strategy.loss", name, LocalLoss)
 
 
 class LabelStrata:
@@ -202,74 +212,3 @@ class LabelStrata:
             self._cumulated[answers], stream.uniform(self.number, n).to(self._cumulated)
         )
         return records, labels.clamp(max=self.number - 1)
-
-
-def denoised_values(values: Tensor, plan: LocalPlan) -> Tensor:
-    """Returns privatized values (N, D) with their wavelet details soft-thresholded.
-
-    The maps of `loss=denoised` have pixels as coordinates, or an orthonormal transform of them, in
-    which the noise has the same standard deviation. Post-processing of what arrived.
-    """
-    f = plan.map
-    channels, height, width = f.record_shape
-    std = plan.image_mechanism.noise_std
-    planes = values.reshape(len(values), channels, height * width)
-    if not (isinstance(f, L1Ball) and f.dct):
-        return denoised(planes.unflatten(2, (height, width)), std).flatten(1)
-    band = dct.block(height, width, max(height, width))
-    basis = dct.basis(height, width, band).to(values)
-    pixels = denoised((planes @ basis).unflatten(2, (height, width)), std)
-    return (pixels.flatten(2) @ basis.T).flatten(1)
-
-
-def haar(images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Returns the coarsest average and the details of each level, finest first.
-
-    One level turns every 2×2 square (a, b; c, d) into (a+b+c+d)/2 and the three details
-    (a−b+c−d)/2, (a+b−c−d)/2, (a−b−c+d)/2: a rotation, so white noise stays white of the same
-    strength. Levels continue while both sides are even: 28×28 has two, down to 7×7.
-
-    Args:
-        images: (N, C, H, W).
-
-    Returns:
-        The average (N, C, h, w), and one tensor (N, C, 3, h·2^l, w·2^l) per level.
-    """
-    average, details = images, []
-    while average.shape[-1] % 2 == 0 and average.shape[-2] % 2 == 0:
-        a, b = average[..., ::2, ::2], average[..., ::2, 1::2]
-        c, d = average[..., 1::2, ::2], average[..., 1::2, 1::2]
-        details.append(torch.stack([a - b + c - d, a + b - c - d, a - b - c + d], 2) / 2)
-        average = (a + b + c + d) / 2
-    return average, details
-
-
-def inverse_haar(average: Tensor, details: list[Tensor]) -> Tensor:
-    """Returns the images (N, C, H, W) that `haar` took apart."""
-    for level in reversed(details):
-        across, down, diagonal = level.unbind(2)
-        squares = average.new_empty(*average.shape[:2], 2 * average.shape[2], 2 * average.shape[3])
-        squares[..., ::2, ::2] = average + across + down + diagonal
-        squares[..., ::2, 1::2] = average - across + down - diagonal
-        squares[..., 1::2, ::2] = average + across - down - diagonal
-        squares[..., 1::2, 1::2] = average - across - down + diagonal
-        average = squares / 2
-    return average
-
-
-def denoised(images: Tensor, std: float) -> Tensor:
-    """Returns images with every detail d replaced by sign(d)·max(|d| − t, 0), t = std·√(2 ln n).
-
-    The universal threshold of Donoho and Johnstone (1994) for n pixels (channels included) with
-    white noise of standard deviation `std`. Of pictures of pure Gaussian noise, five in six of 784
-    pixels keep no detail; Laplace noise passes more often. The averages are kept. The threshold is
-    public, so this is post-processing.
-
-    Args:
-        images: (N, C, H, W).
-        std: standard deviation of the noise per pixel.
-    """
-    threshold = std * math.sqrt(2.0 * math.log(max(2, images[0].numel()))) if len(images) else 0.0
-    average, details = haar(images)
-    kept = [torch.nn.functional.softshrink(level, threshold) for level in details]
-    return inverse_haar(average, kept)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from fedsink.configuration import Configuration, noise_entries
-from fedsink.data.maps import L1Ball, L2Ball, PixelRange
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply
 from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.privatize_once.budget import local_plan
-from fedsink.strategies.privatize_once.critic import NoisyCriticSettings
+from fedsink.strategies.privatize_once.loss import loss_named
 from fedsink.strategies.strategy_settings import StrategySettings, check_quorum
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import (
@@ -35,13 +34,6 @@ from fedsink.values import checks, given, strictly
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-ENTROPIC = ("matched", "debiased")
-EXACT = ("unregularised", "noisy_w1", "denoised")
-BY_CRITIC = ("noisy_wgan",)
-NOISY = ("noisy_w1", "noisy_wgan")  # generated values go through the mechanism as well
-LOSSES = ENTROPIC + EXACT + BY_CRITIC
-"""Losses that the server may minimise; `fedsink/strategies/privatize_once/loss.py` defines them."""
-
 
 @dataclass(frozen=True)
 class PrivatizeOnceSettings(StrategySettings):
@@ -56,8 +48,8 @@ class PrivatizeOnceSettings(StrategySettings):
         clients: K.
         finite_batch_factor: scales λ for minibatches (→ 1 as b grows); below 1 the matched
             channel is a narrower one, so it is reported.
-        loss: one of `LOSSES`; "matched" is that of Theorem 1.
-        critic: of "noisy_wgan"; None: `NoisyCriticSettings` with its defaults.
+        loss: name of a `LocalLoss`; "matched" is that of Theorem 1.
+        critic: options of a loss with a critic; None: its defaults.
         cost, lam: replace the matched cost and λ; need `unmatched`.
         unmatched: declares that cost and λ are not those of Theorem 1.
         solver: "converged", or "annealed" for the schedule of DP-Sinkhorn.
@@ -97,13 +89,12 @@ class PrivatizeOnceSettings(StrategySettings):
     run: str = UNNAMED
     shuffling: dict[str, Any] | None = None
     quorum: float | None = None
-    critic: NoisyCriticSettings | None = None
+    critic: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         checks.count("rounds", self.rounds)
         checks.count("strategy.batch", self.batch, minimum=2)
         checks.within("strategy.finite_batch_factor", self.finite_batch_factor, "(0, 1]")
-        checks.choice("strategy.loss", self.loss, *LOSSES)
         checks.flag("strategy.unmatched", self.unmatched)
         checks.count("strategy.max_iterations", self.max_iterations)
         checks.number("strategy.tolerance", self.tolerance)
@@ -181,9 +172,7 @@ class PrivatizeOnceSettings(StrategySettings):
                 plan.total_epsilon, plan.delta, config.data.nominal_records, config.shuffler_delta
             ),
             quorum=chosen["quorum"],
-            critic=None
-            if chosen["critic"] is None
-            else strictly(NoisyCriticSettings, chosen["critic"], "strategy.critic"),
+            critic=chosen["critic"],
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
@@ -223,14 +212,13 @@ class PrivatizeOnceSettings(StrategySettings):
         """Returns the content of privacy.json, with the loss that the server minimises."""
         training = {
             "loss": self.loss,
-            "cost": "l2, by a critic" if self.loss in BY_CRITIC else self.effective_cost,
+            "cost": None,  # its place; the loss states it
             "lam": self.effective_lam,
             "finite_batch_factor": self.finite_batch_factor,
             "matched": self.matched,
             "matched_cost": asdict(self.plan.matched_cost),
+            **loss_named(self.loss).statement(self),
         }
-        if self.loss in BY_CRITIC:
-            training["critic"] = asdict(self.noisy_critic)
         return {
             **local_statement(self.plan, noise),
             "clients": self.clients,
@@ -259,28 +247,18 @@ class PrivatizeOnceSettings(StrategySettings):
                 f"λ={matched.lam:.4g} (Theorem 1); to train with another strategy.cost or "
                 "strategy.lam, set strategy.unmatched=true, and the run will be reported so."
             )
-        if self.loss == "denoised" and not isinstance(self.plan.map, PixelRange | L1Ball | L2Ball):
+        loss = loss_named(self.loss)
+        if loss.instead is not None and self.backend != NATIVE:
             raise ConfigError(
-                f"strategy.loss=denoised needs records that are whole pictures, and the map "
-                f"{self.plan.map.name} releases something else: choose map=pixel_range, l1_ball "
-                "or l2_ball."
+                f"strategy.loss={self.loss} is {loss.instead}, which strategy.backend="
+                f"{self.backend} does not solve: leave one of them out."
             )
-        if self.loss not in ENTROPIC and self.backend != NATIVE:
-            way = "left to a critic" if self.loss in BY_CRITIC else "exact transport"
+        if self.critic is not None and not loss.by_critic:
             raise ConfigError(
-                f"strategy.loss={self.loss} is {way}, which strategy.backend={self.backend} does "
-                "not solve: leave one of them out."
+                "strategy.critic belongs to a loss with a critic, as noisy_wgan of fedsink-papers; "
+                f"strategy.loss={self.loss} trains none: leave it out."
             )
-        if self.critic is not None and self.loss not in BY_CRITIC:
-            raise ConfigError(
-                f"strategy.critic belongs to strategy.loss=noisy_wgan; strategy.loss={self.loss} "
-                "trains none: leave it out."
-            )
-        if self.loss in BY_CRITIC and self.plan.classes > 1:
-            raise ConfigError(
-                f"strategy.loss={self.loss} compares records without labels: say "
-                "conditional=false, or choose another loss."
-            )
+        loss.check(self)
 
     @property
     def shuffled_reports(self) -> int:
@@ -294,16 +272,9 @@ class PrivatizeOnceSettings(StrategySettings):
         return self.loss == "matched" and not self.unmatched
 
     @property
-    def noisy_critic(self) -> NoisyCriticSettings:
-        """The critic of `noisy_wgan`."""
-        return self.critic or NoisyCriticSettings()
-
-    @property
     def effective_cost(self) -> str:
         """Name of the cost trained with."""
-        if self.loss == "noisy_w1":
-            return "l1"
-        return self.cost or self.plan.matched_cost.cost
+        return loss_named(self.loss).cost(self)
 
     @property
     def transport(self) -> tuple[GroundCost, Solver]:
@@ -315,8 +286,8 @@ class PrivatizeOnceSettings(StrategySettings):
 
     @property
     def effective_lam(self) -> float:
-        """λ trained with, finite-batch factor included; 0 for exact transport."""
-        if self.loss not in ENTROPIC:
+        """λ trained with, finite-batch factor included; 0 without Sinkhorn's iterations."""
+        if loss_named(self.loss).instead is not None:
             return 0.0
         lam = self.plan.matched_cost.lam if self.lam is None else self.lam
         return lam * self.finite_batch_factor

@@ -25,7 +25,7 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
-from fedsink.strategies.privatize_once.loss import LabelStrata, LocalLoss
+from fedsink.strategies.privatize_once.loss import LabelStrata, loss_named
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.strategies.trainer import Trainer
@@ -55,7 +55,7 @@ class PrivatizeOnce(RoundStrategy):
         self._labels = torch.zeros(0, dtype=torch.int64)
         self._prior = torch.zeros(0)
         self._targets = self._values  # the records as the loss compares them: `LocalLoss.targets`
-        self._loss = LocalLoss(settings)
+        self._loss = loss_named(settings.loss)(settings)
         self._strata: LabelStrata | None = None
 
     @property
@@ -129,7 +129,7 @@ class PrivatizeOnce(RoundStrategy):
             stream = self.latent_stream(f"critic.{step}", server_round)
             with torch.no_grad():
                 points, targets = self._batch(self._strata, stream)
-            self._loss.train_critic(points, targets, stream)
+            self._loss.train(points, targets, stream)
         stream = self.latent_stream("train", server_round)
         points, targets = self._batch(self._strata, stream)
         loss = self._loss(points, targets, stream)
@@ -138,17 +138,14 @@ class PrivatizeOnce(RoundStrategy):
         return None, MetricRecord({"loss": loss.value, "iterations": loss.iterations})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns weights, moments and average, and the critic where the loss has one."""
+        """Returns weights, moments and average, and what the loss has learnt."""
         tensors, values = self.trainer.state()
-        if self._loss.critic:
-            tensors |= self._loss.critic.state()
-        return tensors, values
+        return tensors | self._loss.state(), values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Restores what `state` returned; the uploads are loaded first."""
         self.trainer.load_state(tensors, values)
-        if self._loss.critic:
-            self._loss.critic.load_state(tensors)
+        self._loss.load_state(tensors)
 
     def uploads(self) -> dict[str, Tensor]:
         """Returns the privatized records: asked for once, kept for good."""

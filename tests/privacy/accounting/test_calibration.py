@@ -107,7 +107,7 @@ def test_a_target_below_one_use_is_refused():
         ({"delta": 0}, r"delta must lie in \(0, 1\), received 0"),
         ({"rate": 1.3}, r"rate must lie in \(0, 1\], received 1.3"),
         ({"uses": 0}, "uses must be an integer ≥ 1, received 0"),
-        ({"accountant": "moments"}, "accountant 'moments' is unknown"),
+        ({"accountant": "moments"}, "accountant='moments' is unknown"),
     ],
 )
 def test_bad_targets_are_refused(changes, message):

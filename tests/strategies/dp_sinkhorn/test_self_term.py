@@ -277,7 +277,10 @@ def test_record_clip_refuses_the_semi_debiased_loss() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SelfTermSettings("none"), "is history or semi_debiased, not 'none'"),
+        (
+            lambda: SelfTermSettings("none"),
+            "'none' is unknown; choose one of history, semi_de",
+        ),
         (
             lambda: SelfTermSettings(history=0),
             "strategy.history must be a whole number",

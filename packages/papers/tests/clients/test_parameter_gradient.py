@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from fedsink_papers.parameter_gradient.answer import (
+    ParameterGradientAnswer,
+    parameter_gradient,
+    parameter_total,
+)
+from fedsink_papers.parameter_gradient.request import ParameterRequest, architecture_of
 from flwr.app import Context, Message, RecordDict
 from opacus import GradSampleModule
 from torch import Tensor
@@ -19,11 +25,6 @@ from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.parameter_gradient import (
-    ParameterGradientAnswer,
-    parameter_gradient,
-    parameter_total,
-)
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.pool import Pool
@@ -37,11 +38,9 @@ from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.failure_codes import REFUSED
 from fedsink.protocol.packing import digest
-from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
-
-from ..support.asking import weights_gradient
-from ..support.requests import GRID, shared
-from ..support.tiny import CLASSES, RECORDS, SIZE, shard_of
+from tests.support.asking import weights_gradient
+from tests.support.requests import GRID, shared
+from tests.support.tiny import CLASSES, RECORDS, SIZE, shard_of
 
 P = 64
 Make = Callable[..., ParameterRequest]
@@ -319,10 +318,10 @@ def test_a_node_refuses_what_its_policy_does_not_name(
     path = policy_file()
     request = ask(clip="record")
     node = open_node(NodeSettings.from_policy(read_policy(path)), 0)
-    with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: .* parameter-gradient"):
+    with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: .* parameter_gradient"):
         weights_gradient(node, replace(request, architecture={"name": "no such"}), b"1" * 32)
     assert "shard" not in vars(node)
-    allowed = path.read_text().replace('"clipped-gaussian"', '"parameter-gradient"')
+    allowed = path.read_text().replace('"clipped-gaussian"', '"parameter_gradient"')
     path.write_text(allowed)
     policy = read_policy(path)
     ParameterGradientAnswer([request]).check_policy(policy)
@@ -349,9 +348,9 @@ def test_a_policy_for_parameter_gradients_states_the_limits_of_central_mode(
 ) -> None:
     path = policy_file()
     text = path.read_text().replace('"clipped-gaussian", "laplace", "randomized-response"',
-                                    '"parameter-gradient"')  # fmt: skip
+                                    '"parameter_gradient"')  # fmt: skip
     path.write_text(text)
-    assert read_policy(path).allowed.mechanisms == ("parameter-gradient",)
+    assert read_policy(path).allowed.mechanisms == ("parameter_gradient",)
     path.write_text(text.replace("maximum_images = 12", ""))
     with pytest.raises(ValueError, match="maximum_images is missing"):
         read_policy(path)

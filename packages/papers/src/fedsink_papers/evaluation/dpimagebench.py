@@ -25,6 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import logits
 from fedsink.evaluation.sets import Classifier, Labelled, Report, TrainingSet
+from fedsink.evaluation.suites import Chosen, ClassifierSet
 from fedsink.reporting.progress import duration
 
 EPOCHS, BATCH, RATE, EVERY, FACTOR, DECAY = 50, 256, 0.01, 20, 0.2, 0.9999
@@ -122,6 +123,23 @@ def dpimagebench_set(
     validation = held.images, held.labels
     trainers = {name: SelectedByNoisedCounts(name, validation, epsilon) for name in NAMES}
     return trainers, real.at(order[size:])
+
+
+def _chosen(real: TrainingSet, seed: int, epsilon: float) -> Chosen:
+    trainers, rest = dpimagebench_set(real, seed, epsilon)
+    return Chosen(trainers, {}, rest)
+
+
+DPIMAGEBENCH = ClassifierSet(
+    _chosen,
+    "DPImageBench's networks, the epoch chosen on noised counts of real images",
+    suites=("paper",),
+    seconds=EPOCHS * (1 - LEFT_OUT) * CORE_SECONDS,
+    by_gpu=True,
+    runs=1,
+    reference=False,
+    of_run=True,
+)
 
 
 def _epochs(

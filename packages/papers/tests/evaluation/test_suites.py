@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 import torch
+from fedsink_papers.evaluation import classifiers, dpimagebench, suites
+from fedsink_papers.evaluation.classifiers import PAPER as PAPER_NAMES
+from fedsink_papers.evaluation.classifiers import classifier_set
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.evaluation import dpimagebench, evaluate, networks, suites
-from fedsink.evaluation.classifiers import PAPER as PAPER_NAMES
-from fedsink.evaluation.classifiers import classifier_set
+from fedsink.evaluation import evaluate
 from fedsink.evaluation.neighbours import memorisation
-
-from ..support.clouds import blobs
+from tests.support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 
@@ -123,7 +123,7 @@ def test_the_record_and_the_table_say_which_classifiers_and_what_judges_the_scor
 
 @pytest.mark.slow
 def test_published_classifiers_see_all_images_and_are_calibrated(monkeypatch):
-    monkeypatch.setattr(networks, "LENET_EPOCHS", 1)
+    monkeypatch.setattr(classifiers, "LENET_EPOCHS", 1)
     monkeypatch.setattr(suites, "AT_MOST", 20)
     train, test = blobs(120, 1, side=12), blobs(60, 2, side=12)
     options = {"classes": CLASSES, "n": 60, "runs": 1, "threads": 1}
@@ -229,7 +229,7 @@ def test_an_unconditional_generator_has_no_label_figures():
 @pytest.mark.parametrize(
     ("suite", "more", "error", "message"),
     [
-        ("fast", {}, ConfigError, "suite=fast is unknown; choose paper or full"),
+        ("half", {}, ConfigError, "suite='half' is unknown; choose one of fast, full, paper"),
         (
             "paper",
             {"classifiers": "published"},
@@ -240,7 +240,7 @@ def test_an_unconditional_generator_has_no_label_figures():
             "full",
             {"classifiers": "theirs"},
             ConfigError,
-            "classifiers=theirs is unknown; choose one of ours, published, dpimagebench",
+            "classifiers='theirs' is unknown; choose one of dpimagebench, ours, published",
         ),
         ("paper", {"runs": 0}, ValueError, "runs must be at least 1; received 0"),
         ("paper", {"n": 5}, DataError, "at least 10 synthetic images; received 5"),

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedsink_papers.parameter_gradient.strategy import ParameterGradientSettings
 from safetensors.torch import load_file
 
 from fedsink.errors import ConfigError
 from fedsink.simulation.simulated_run import resume, start
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.parameter_gradient import ParameterGradientSettings
-
-from .conftest import Compose, Configure
+from tests.simulation.conftest import Compose, Configure
 
 SMALL = ("strategy=parameter_gradient", "generator.hidden=[8]", "seed=0", "rounds=3")
 

@@ -7,20 +7,15 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from fedsink.errors import ConfigError, DataError, ModelError
-from fedsink.evaluation.classifiers import label_consistency, train_real_classifier
-from fedsink.evaluation.columns import Columns, Draw, Figure, Spread
+from fedsink.errors import DataError, ModelError
 from fedsink.evaluation.distances import frechet_distance, sliced_w2, subsample
-from fedsink.evaluation.inception import (
-    INCEPTION_FEATURES,
-    SPLITS,
-    inception_features,
-    inception_score,
-    load_inception,
-    score_of_splits,
-)
-from fedsink.evaluation.neighbours import NEIGHBOURS, memorisation, prdc
+from fedsink.evaluation.inception import INCEPTION_FEATURES, inception_features, load_inception
+from fedsink.evaluation.neighbours import memorisation
 from fedsink.evaluation.sets import HeldOut, Report, TrainingSet, class_mean_set, shuffled
+from fedsink_papers.evaluation.classifiers import label_consistency, train_real_classifier
+from fedsink_papers.evaluation.columns import Columns, Draw, Figure, Spread
+from fedsink_papers.evaluation.inception_score import SPLITS, inception_score, score_of_splits
+from fedsink_papers.evaluation.prdc import NEIGHBOURS, prdc
 
 AT_MOST = 10_000
 """Pictures per side, the size of MNIST's test set; distances grow with its square."""
@@ -168,23 +163,6 @@ def _memorisation(
             for name, figure in figures.items()
         }
     return {f"memorisation/{name}": figure for name, figure in figures.items()}
-
-
-def fid(network: nn.Module, images: Tensor, real: Tensor, seed: int) -> float:
-    """Returns the Fréchet Inception distance of m images on each side, m = min(sizes, 10,000).
-
-    Raises:
-        ConfigError: m images do not determine a covariance of that many features.
-        ModelError: images of another number of channels than 1 or 3.
-    """
-    size = min(len(images), len(real), AT_MOST)
-    if size <= INCEPTION_FEATURES:
-        raise ConfigError(
-            f"FID needs more than {INCEPTION_FEATURES} images on each side; received "
-            f"{len(images)} synthetic and {len(real)} real ones: leave inception= out or draw more."
-        )
-    sides = (subsample(side, size, seed=seed) for side in (images, real))
-    return frechet_distance(*(inception_features(network, side) for side in sides))
 
 
 def _fid(

@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-
-from fedsink.errors import ConfigError
-from fedsink.evaluation.dpimagebench import (
+from fedsink_papers.evaluation.dpimagebench import (
     NAMES,
     SelectedByNoisedCounts,
     dpimagebench_set,
     residual_network,
 )
+
+from fedsink.errors import ConfigError
 from fedsink.evaluation.sets import TrainingSet
 
 
@@ -63,7 +63,7 @@ def test_the_noise_has_the_scale_of_one_over_epsilon(
     epsilon: float, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts 10, 50, 30 over three epochs: the second is chosen unless noise is far above them."""
-    from fedsink.evaluation import dpimagebench as module
+    from fedsink_papers.evaluation import dpimagebench as module
 
     networks = [torch.nn.Flatten() for _ in range(3)]
     counts = dict(zip(map(id, networks), (10, 50, 30), strict=True))

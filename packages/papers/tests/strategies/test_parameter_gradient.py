@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import pytest
 import torch
+from fedsink_papers.parameter_gradient.answer import parameter_gradient
+from fedsink_papers.parameter_gradient.request import ParameterReply, ParameterRequest
+from fedsink_papers.parameter_gradient.strategy import ParameterGradient, ParameterGradientSettings
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from fedsink.clients.parameter_gradient import parameter_gradient
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
@@ -19,12 +21,10 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator, build
 from fedsink.models.weights import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
-from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
 from fedsink.server import checkpoint
 from fedsink.simulation.grid import client_of
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
-from fedsink.strategies.parameter_gradient import ParameterGradient, ParameterGradientSettings
 
 Make = Callable[..., ParameterGradient]
 Grids = Callable[..., Any]

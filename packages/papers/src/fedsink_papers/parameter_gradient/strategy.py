@@ -23,7 +23,6 @@ from fedsink.privacy import LOCAL_NOISE, BatchClip
 from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.privacy.plan import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content
-from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest, architecture_of
 from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.central_strategy import finite, signal_to_noise
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows
@@ -31,6 +30,11 @@ from fedsink.strategies.dp_sinkhorn.self_term import HistoryField, self_term
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.transport.clipped_sums import clipped_pullback
+from fedsink_papers.parameter_gradient.request import (
+    ParameterReply,
+    ParameterRequest,
+    architecture_of,
+)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from fedsink.data.spec import DataSpec
 from fedsink.models.weights import Pullback
 from fedsink.privacy import BatchClip, PrivacyPlan, Stream
 from fedsink.privacy.clips import ClipOfRecords
-from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
 from fedsink.transport.clipped_sums import clipped_pullback
+from fedsink_papers.parameter_gradient.request import ParameterReply, ParameterRequest
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -44,11 +44,6 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         [self.request] = requests
         self.values = self.request.weights.numel()
         super().__init__([self.request.gradient], len(self.request.latents), self.values)
-
-    @classmethod
-    def words(cls) -> tuple[str, ...]:
-        """The name of its mechanism."""
-        return ("parameter-gradient",)
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from fedsink_papers.parameter_gradient import request as parameters
+from fedsink_papers.parameter_gradient.request import (
+    ParameterReply,
+    ParameterRequest,
+    architecture_of,
+)
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build
 from fedsink.models.weights import flat_weights
-from fedsink.protocol import parameter_gradient as parameters
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.packing import digest, pack, unpack
-from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest, architecture_of
 
 OPTIONS = {"latent_dim": 3, "hidden": [5], "output": "linear", "batch_norm": False}
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from fedsink_papers.evaluation.columns import Columns, Figure, Spread
 
-from fedsink.evaluation.columns import Columns, Figure, Spread
 from fedsink.evaluation.sets import TrainingSet
-
-from ..support.clouds import blobs
+from tests.support.clouds import blobs
 
 
 def test_every_column_is_drawn_for_every_seed_and_names_its_size():

@@ -1,0 +1,1 @@
+"""Configuration files that Hydra reads after fedsink's own."""

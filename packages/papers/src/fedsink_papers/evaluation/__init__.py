@@ -1,0 +1,1 @@
+"""The papers' protocols of evaluation: `suite=paper`, `suite=full`, and their classifiers."""

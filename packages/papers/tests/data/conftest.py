@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.data.conftest import cache  # noqa: F401

@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.protocol.conftest import *  # noqa: F403
