@@ -21,8 +21,9 @@ from fedsink.data.maps import (
     PointBall,
     PooledPower,
     map_from_dict,
+    project_l1,
+    project_l2,
 )
-from fedsink.data.maps.balls import project_l1, project_l2
 from fedsink.errors import ConfigError
 
 SHAPE = (2, 4, 4)

@@ -11,8 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedsink.data.maps import L1Ball, L2Ball, PixelRange, PointBall, PooledPower
-from fedsink.data.maps.map import Norm
+from fedsink.data.maps import L1Ball, L2Ball, Norm, PixelRange, PointBall, PooledPower
 from fedsink.errors import ConfigError
 from fedsink.privacy import RandomizedResponse, Stream, local_mechanism
 from fedsink.protocol.privatize_once import LocalPlan
