@@ -32,9 +32,6 @@ class ElasticDeformation:
     Attributes:
         std: τ ≥ 0, in units of the shorter side; 0 deforms nothing.
         length: ℓ > 0, the correlation length in units of the shorter side; large is smooth.
-
-    Raises:
-        ConfigError: a value out of range.
     """
 
     std: float = 0.0
@@ -71,7 +68,7 @@ class ElasticDeformation:
 
 
 def _root(side: int, length: float) -> Tensor:
-    """Returns the symmetric root of the correlation matrix of `side` pixels in a row."""
+    """The symmetric root of the correlation matrix of `side` pixels in a row."""
     places = torch.arange(side, dtype=torch.float64) / length
     correlation = torch.exp(-0.5 * (places.unsqueeze(1) - places).square())
     values, vectors = torch.linalg.eigh(correlation)

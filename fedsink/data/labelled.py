@@ -52,9 +52,8 @@ class LabelledData:
     """Checked records `values` (N, *shape) and their int64 `labels` (N,).
 
     uint8 values are stored as they are (a quarter of the memory) and scaled by 1/255 when taken.
-    Loaded data is shared by everything in the process: treat the tensors as read-only.
-
-    Attributes: as for `Reading`.
+    Loaded data is shared by everything in the process: treat the tensors as read-only. Users and
+    slots are those of `Reading`.
     """
 
     values: Tensor
@@ -63,7 +62,6 @@ class LabelledData:
     slots: Tensor | None = None
 
     def __len__(self) -> int:
-        """Returns the number of records."""
         return len(self.labels)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,23 +76,23 @@ class LabelledData:
         return values, self.labels[indices]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the tensors that there are by name, for `of_arrays` in another process."""
+        """The tensors that there are by name, for `of_arrays` in another process."""
         return {name: t.numpy() for name, t in vars(self).items() if t is not None}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LabelledData:
-        """Returns the data whose `arrays` these are, without a copy of them."""
+        """The data whose `arrays` these are, without a copy of them."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory that is shared is read-only, as records are
             return cls(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
     def repeated(self) -> int:
-        """Returns how many records are equal to an earlier one, bit by bit."""
+        """How many records are equal to an earlier one, bit by bit."""
         rows = self.values.flatten(1).numpy()
         return len(self) - len({hash(row.tobytes()) for row in rows})
 
     def digest(self) -> str:
-        """Returns the SHA-256 over names, shapes, types and bytes of `arrays`, in hexadecimal."""
+        """The SHA-256 over names, shapes, types and bytes of `arrays`, in hexadecimal."""
         state = hashlib.sha256()
         for name, values in self.arrays().items():
             state.update(f"{name}|{values.dtype}{values.shape}|".encode())
@@ -102,12 +100,7 @@ class LabelledData:
         return state.hexdigest()
 
     def of_users(self, numbers: Collection[int]) -> LabelledData:
-        """Returns the records of the users with these numbers.
-
-        Raises:
-            ConfigError: the records name no users.
-            DataError: no record is left.
-        """
+        """The records of the users with these numbers."""
         if self.users is None:
             raise ConfigError(
                 "data.clients_file selects users, and this source tells none apart: leave it out."
@@ -122,11 +115,7 @@ class LabelledData:
         return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
 
     def relabelled(self, spec: DataSpec) -> LabelledData:
-        """Returns the records under the label map of a run, by its `spec.relabel`.
-
-        Raises:
-            DataError: a class that was taken has no record.
-        """
+        """The records under the label map of a run, by its `spec.relabel`."""
         if spec.relabel is None:
             return self
         if spec.relabel.taken is None:
@@ -138,26 +127,18 @@ class LabelledData:
         labels[[of_source[name] for name in spec.relabel.taken]] = torch.arange(len(spec.classes))
         labels = labels[self.labels]
         kept = labels >= 0
-        for name, number in zip(
-            spec.relabel.taken,
-            torch.bincount(labels[kept], minlength=len(spec.classes)),
-            strict=True,
-        ):
-            if number == 0:
+        held = labels[kept].unique().tolist()
+        for label, name in enumerate(spec.relabel.taken):
+            if label not in held:
                 raise DataError(f"{spec.name}: the public data hold no record of {name!r}.")
         return LabelledData(self.values[kept], labels[kept])
 
 
 def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
-    """Returns the records after comparing them with their public description.
+    """The records after comparing them with their public description.
 
     Everything that could go wrong with a record goes wrong here, at load, and not when a sampler
     happens to draw it: an error in the middle of a run would reveal that the record was drawn.
-
-    Raises:
-        DataError: for a value that is no tensor or of another type, no records, another shape, a
-            label outside the class list, a value that is not finite, an image outside [0, 1], or
-            users or slots that are not one number per record.
     """
     values, labels, users, slots = reading.values, reading.labels, reading.users, reading.slots
     for name, part in (("values", values), ("labels", labels), ("users", users), ("slots", slots)):
@@ -183,32 +164,6 @@ def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
             f"{spec.name}: records have shape {tuple(values.shape[1:])}, but data.shape says "
             f"{spec.shape}; change data.shape or the files."
         )
-    _check_labels(labels, spec)
-    for name, numbers in (("users", users), ("slots", slots)):
-        if numbers is not None and (numbers.shape != labels.shape or numbers.dtype != torch.int64):
-            raise DataError(
-                f"{spec.name}: {name} must be one int64 number per record, got {numbers.dtype} of "
-                f"shape {tuple(numbers.shape)}."
-            )
-    if values.dtype != torch.uint8:
-        values = values.to(torch.float32)  # before the check: a float64 may be infinite then
-        _check_floats(values, spec)
-    return LabelledData(values.contiguous(), labels.to(torch.int64), users, slots)
-
-
-def described(value: object) -> str:
-    """Returns the type of a value, with length or shape, and nothing of its content."""
-    if isinstance(value, tuple | list):
-        first = ", ".join(map(described, value[:5]))
-        return f"{type(value).__name__} of {len(value)} ({first})"
-    name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None:
-        return name
-    return f"{name} of {dtype} and shape {tuple(shape)}"
-
-
-def _check_labels(labels: Tensor, spec: DataSpec) -> None:
     if labels.ndim != 1 or labels.dtype not in _WHOLE:
         raise DataError(
             f"{spec.name}: labels must be one whole number per record, got {labels.dtype} "
@@ -220,38 +175,52 @@ def _check_labels(labels: Tensor, spec: DataSpec) -> None:
             f"{spec.name}: label {int(wrong[0])} is outside the {len(spec.classes)} classes of "
             f"data.classes (0 to {len(spec.classes) - 1}); extend data.classes or fix the labels."
         )
+    for name, numbers in (("users", users), ("slots", slots)):
+        if numbers is not None and (numbers.shape != labels.shape or numbers.dtype != torch.int64):
+            raise DataError(
+                f"{spec.name}: {name} must be one int64 number per record, got {numbers.dtype} of "
+                f"shape {tuple(numbers.shape)}."
+            )
+    if values.dtype != torch.uint8:
+        values = values.to(torch.float32)  # before the check: a float64 may be infinite then
+        finite = torch.isfinite(values)
+        if not bool(finite.all()):
+            raise DataError(
+                f"{spec.name}: {int((~finite).sum())} values are not finite, the first is "
+                f"{float(values[~finite][0])}; remove or fix those records."
+            )
+        low, high = float(values.min()), float(values.max())
+        if len(spec.shape) == 3 and (low < 0.0 or high > 1.0):
+            raise DataError(
+                f"{spec.name}: floating-point images must lie in [0, 1], got values from {low:g} "
+                f"to {high:g}; rescale them."
+            )
+    return LabelledData(values.contiguous(), labels.to(torch.int64), users, slots)
 
 
-def _check_floats(values: Tensor, spec: DataSpec) -> None:
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
-        raise DataError(
-            f"{spec.name}: {int((~finite).sum())} values are not finite, the first is "
-            f"{float(values[~finite][0])}; remove or fix those records."
-        )
-    low, high = float(values.min()), float(values.max())
-    if len(spec.shape) == 3 and (low < 0.0 or high > 1.0):
-        raise DataError(
-            f"{spec.name}: floating-point images must lie in [0, 1], got values from {low:g} "
-            f"to {high:g}; rescale them."
-        )
+def described(value: object) -> str:
+    """The type of a value, with length or shape, and nothing of its content."""
+    if isinstance(value, tuple | list):
+        first = ", ".join(map(described, value[:5]))
+        return f"{type(value).__name__} of {len(value)} ({first})"
+    name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None:
+        return name
+    return f"{name} of {dtype} and shape {tuple(shape)}"
 
 
 def number_of(name: str) -> int:
-    """Returns a number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
+    """A number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
     content = name.encode(errors="surrogateescape")  # some names of files are not UTF-8
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 def participants(path: str | Path) -> frozenset[int]:
-    """Returns the numbers of the users that a CSV file marks True.
+    """The numbers of the users that a CSV file marks True.
 
     Rows are `client id, True` or `client id, False` without a header, as Augenstein et al. (2020)
     publish their lists.
-
-    Raises:
-        DataError: the file cannot be read, a row has another form, a user is listed twice, or none
-            is marked True.
     """
     path = Path(path).expanduser()
     marks: dict[str, bool] = {}

@@ -31,7 +31,6 @@ class Iid:
     """Deals equal shards of a random permutation (sizes differ by at most one)."""
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Returns one index array per client."""
         return np.array_split(random.permutation(len(labels)), clients)
 
 
@@ -48,7 +47,6 @@ class Dirichlet:
         checks.positive("partition.alpha", self.alpha)
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Returns one index array per client."""
         shards: list[list[int]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
             members = random.permutation(np.flatnonzero(labels == label))
@@ -74,7 +72,6 @@ class ByLabel:
         checks.count("partition.labels_per_client", self.labels_per_client)
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Returns one index array per client."""
         present = random.permutation(np.unique(labels))
         held = min(self.labels_per_client, len(present))
         if held * clients < len(present):
@@ -109,14 +106,12 @@ class Unequal:
     sizes: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Accepts a list for `sizes` and refuses weights that are not positive."""
         if self.sizes is not None:
             sizes = tuple(checks.positive("partition.sizes", size) for size in self.sizes)
             object.__setattr__(self, "sizes", sizes)
         checks.within("partition.ratio", self.ratio, "(0, 1]")
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Returns one index array per client."""
         if self.sizes is not None and len(self.sizes) != clients:
             raise ConfigError(
                 f"partition.sizes lists {len(self.sizes)} clients, but there are {clients}."
@@ -142,7 +137,6 @@ class ByUser:
     """
 
     def deal(self, users: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Returns one index array per client, from the number of each record's user."""
         present, places = np.unique(users, return_inverse=True)
         holders = np.empty(len(present), dtype=np.int64)
         for client, members in enumerate(np.array_split(random.permutation(len(present)), clients)):
@@ -153,7 +147,7 @@ class ByUser:
 
 
 PartitionSpec = Iid | Dirichlet | ByLabel | Unequal | ByUser
-"""Any of the schemes: frozen, hashable, picklable."""
+"""Any of the schemes; each deals records, by their labels or users, one index array per client."""
 
 SCHEMES: Registry[type[PartitionSpec]] = Registry(
     "partition.name",
@@ -168,11 +162,7 @@ SCHEMES: Registry[type[PartitionSpec]] = Registry(
 
 
 def scheme_from_dict(options: Mapping[str, Any]) -> PartitionSpec:
-    """Returns the scheme for {"name": "dirichlet", "alpha": 0.3} and the like.
-
-    Raises:
-        ConfigError: for an unknown name, an unknown option or a bad value.
-    """
+    """The scheme for {"name": "dirichlet", "alpha": 0.3} and the like."""
     scheme: PartitionSpec = SCHEMES.from_dict(options)
     return scheme
 
@@ -224,8 +214,6 @@ def manifest(
     described = {}
     for client, part in enumerate(parts):
         counts = torch.bincount(labels[part], minlength=len(classes)).tolist()
-        described[str(client)] = {
-            "records": len(part),
-            "labels": dict(zip(classes, counts, strict=True)),
-        }
+        named = dict(zip(classes, counts, strict=True))
+        described[str(client)] = {"records": len(part), "labels": named}
     return described

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedsink.errors import ConfigError
 from fedsink.values import Config, checks, strictly
@@ -18,11 +17,7 @@ MOST_CLASSES = 1 << 16
 
 
 def check_sizes(shape: Sequence[int], classes: int) -> None:
-    """Refuses sizes that a received file may name and no machine can hold; for whole numbers.
-
-    Raises:
-        ConfigError: a record has too many values or too long a side, or there are too many classes.
-    """
+    """Refuses sizes that a received file may name and no machine can hold; for whole numbers."""
     if math.prod(shape) > MOST_VALUES or (len(shape) > 1 and max(shape) > LONGEST_SIDE):
         raise ConfigError(
             f"One record has at most {MOST_VALUES:,} values and sides of at most {LONGEST_SIDE}, "
@@ -41,9 +36,6 @@ class Relabelling:
         taken: for each class of the run, the class of the source that stands for it; records of
             other classes are left out. None: every record gets a label at random, so that all
             classes of the run look alike.
-
-    Raises:
-        ConfigError: a taken class is not the source's, or is taken twice.
     """
 
     classes: tuple[str, ...]
@@ -100,18 +92,13 @@ class DataSpec:
 
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
-        """Returns the description in a `data` table, without what earlier versions wrote there.
-
-        Raises:
-            ConfigError: a key is unknown, missing or mistyped, or as for the class.
-        """
+        """The description in a `data` table, without what earlier versions wrote there."""
         stated = {k: v for k, v in values.items() if k != "corrupt"}
         if stated.get("relabel") is not None:
             stated["relabel"] = strictly(Relabelling, stated["relabel"], "data.relabel")
         return strictly(cls, stated, "data")
 
     def __post_init__(self) -> None:
-        """Turns lists (as they come from YAML) into tuples and checks the values."""
         if not _is_list(self.shape, int) or len(self.shape) not in (1, 3) or min(self.shape) < 1:
             raise ConfigError(
                 f"data.shape must be (channels, height, width) or (dimension,) with positive "
@@ -129,7 +116,15 @@ class DataSpec:
             raise ConfigError(f"data.classes must list at least one class, each once, got {names}.")
         checks.count("data.nominal_records", self.nominal_records)
         if self.range is not None:
-            _check_range(self.range)
+            if (
+                not _is_list(self.range, int, float)
+                or len(self.range) != 2
+                or not -_FARTHEST <= self.range[0] < self.range[1] <= _FARTHEST
+            ):
+                raise ConfigError(
+                    f"data.range must be [BLACK,WHITE], two numbers of which the second is larger, "
+                    f"got {self.range!r}: write data.range=[0,4095]."
+                )
             object.__setattr__(self, "range", tuple(map(float, self.range)))
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", names)
@@ -141,18 +136,6 @@ class DataSpec:
             )
 
 
-def _check_range(values: Any) -> None:
-    if (
-        not _is_list(values, int, float)
-        or len(values) != 2
-        or not -_FARTHEST <= values[0] < values[1] <= _FARTHEST
-    ):
-        raise ConfigError(
-            f"data.range must be [BLACK,WHITE], two numbers of which the second is larger, got "
-            f"{values!r}: write data.range=[0,4095]."
-        )
-
-
 def _is_list(values: object, *kinds: type) -> bool:
-    """Returns whether a value is a list of these types; True and False are no numbers."""
+    """Whether a value is a list of these types; True and False are no numbers."""
     return isinstance(values, list | tuple) and all(type(value) in kinds for value in values)

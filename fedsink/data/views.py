@@ -32,10 +32,7 @@ _ROOM = 1.0 + 2.0**-10  # for the rounding of coordinates, which are float32
 
 @dataclass(frozen=True)
 class View(ABC):
-    """A fixed linear map from records of one shape to coordinates.
-
-    It is hashable, and rebuilt from its dict.
-    """
+    """A fixed linear map from records of one shape to coordinates; hashable."""
 
     name: ClassVar[str]
     shape: tuple[int, ...]
@@ -77,17 +74,14 @@ class PixelView(View):
 
     @property
     def dimension(self) -> int:
-        """Number of pixels times channels."""
         return math.prod(self.shape)
 
     @property
     def norm_bound(self) -> float:
-        """Bound √D times the largest absolute value of a coordinate."""
         largest = POINT_LIMIT if len(self.shape) == 1 else 1.0
         return _ROOM * largest * math.sqrt(self.dimension)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Returns (N, C·H·W)."""
         return images if len(self.shape) == 1 else 2.0 * images.flatten(1) - 1.0
 
 
@@ -105,10 +99,6 @@ class DctView(View):
         frequency_weight: r₀ or None; the coefficient at radius r is multiplied by
             √(1 + (r/r₀)²), and all weights are scaled to unit mean square.
         dc: keep the coefficient (0, 0).
-
-    Raises:
-        ConfigError: for a shape that is not an image, a radius that keeps nothing, or r₀ outside
-            2⁻²⁰ to 2²⁰.
     """
 
     name: ClassVar[str] = "dct"
@@ -142,7 +132,6 @@ class DctView(View):
 
     @property
     def dimension(self) -> int:
-        """Number of channels times coefficients per channel."""
         return self.shape[0] * len(self.band)
 
     @property
@@ -153,12 +142,11 @@ class DctView(View):
         return _ROOM * largest * math.sqrt(math.prod(self.shape))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Returns (N, C·K), channel by channel."""
         matrix = _weighted_basis(self, images.dtype, images.device)
         return ((2.0 * images.flatten(2) - 1.0) @ matrix.T).flatten(1)
 
     def each(self, images: Tensor) -> Tensor:
-        """Returns (N, C·K), one record at a time: a larger product rounds by its number of rows."""
+        # One record at a time: a larger product rounds by its number of rows.
         return torch.cat([self(image) for image in images.split(1)] or [self(images)])
 
 
@@ -172,7 +160,7 @@ def _weighted_basis(view: DctView, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _frequency_weights(view: DctView) -> Tensor | None:
-    """Returns the factor of each coefficient of a channel, (K,) float64, None for ones."""
+    """The factor of each coefficient of a channel, (K,) float64, None for ones."""
     if view.frequency_weight is None:
         return None
     radii = torch.tensor([math.hypot(i, j) for i, j in view.band], dtype=torch.float64)
@@ -184,10 +172,6 @@ VIEWS: Registry[type[View]] = Registry("view.name", {cls.name: cls for cls in (P
 
 
 def view_from_dict(options: Mapping[str, Any]) -> View:
-    """Returns the view that `to_dict` described.
-
-    Raises:
-        ConfigError: for an unknown name, an unknown or missing option, or a bad value.
-    """
+    """Returns the view that `to_dict` described."""
     view: View = VIEWS.from_dict(options)
     return view

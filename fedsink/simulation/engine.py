@@ -47,9 +47,6 @@ class EngineSettings(ServerEngine):
         data: "path": Ray's actors read the records; "object_store": they share one copy.
         revive_seconds: time to wait for places for Ray cohorts, at the start or after a loss.
         chosen: the reason why `engine=auto` took this one; None where a user named it.
-
-    Raises:
-        ConfigError: a value out of range.
     """
 
     address: str | None = None
@@ -65,7 +62,17 @@ class EngineSettings(ServerEngine):
         checks.choice("engine.data", self.data, "path", "object_store")
         checks.positive("engine.revive_seconds", self.revive_seconds)
         if self.address is not None:
-            self._check_address(self.address)
+            if not re.fullmatch(r"auto|\S+:\d+", str(self.address)) or "/" in self.address:
+                raise ConfigError(
+                    f"engine.address must be null, auto or host:port, not {self.address!r}: it is "
+                    "what ray start --head said."
+                )
+            if self.num_cpus is not None:
+                raise ConfigError(
+                    f"engine.num_cpus={self.num_cpus:g} is for a Ray instance of this machine, and "
+                    f"those of engine.address={self.address} have the cores they were started "
+                    "with: leave one of them out."
+                )
         if self.actors is not None:
             checks.count("engine.actors", self.actors, also="null or ")
         if self.num_cpus is not None:
@@ -78,36 +85,14 @@ class EngineSettings(ServerEngine):
         if self.address is None:  # else Ray knows which nodes have GPUs
             device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
 
-    def _check_address(self, address: str) -> None:
-        if not re.fullmatch(r"auto|\S+:\d+", str(address)) or "/" in address:
-            raise ConfigError(
-                f"engine.address must be null, auto or host:port, not {address!r}: it is what ray "
-                "start --head said."
-            )
-        if self.num_cpus is not None:
-            raise ConfigError(
-                f"engine.num_cpus={self.num_cpus:g} is for a Ray instance of this machine, and "
-                f"those of engine.address={address} have the cores they were started with: leave "
-                "one of them out."
-            )
-
     @classmethod
     def from_config(cls, engine: Config) -> Self:
-        """The engine of a simulation.
-
-        Raises:
-            ConfigError: a key is unknown or missing, or a value out of range.
-        """
-        names = ("auto", "ray", "local", "flower")
-        checks.choice("engine.name", engine.get("name"), *names)
+        """The engine of a simulation."""
+        checks.choice("engine.name", engine.get("name"), "auto", "ray", "local", "flower")
         return strictly(cls, engine, "engine")
 
     def stored(self, given: Config) -> Config:
-        """The group `engine` of config.yaml: as it was given, or as `engine=auto` has chosen it.
-
-        Args:
-            given: the group's options in the configuration.
-        """
+        """The group `engine` of config.yaml: as it was given, or as `engine=auto` has chosen it."""
         if self.chosen is None:
             return given
         of_local = [field.name for field in fields(ServerEngine)]
@@ -158,7 +143,6 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-_START_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 
 
@@ -169,10 +153,6 @@ def run_flower(
 
     Flower runs the server in a thread and only logs its failure, so its error is caught there and
     raised here.
-
-    Raises:
-        ClientError: after a minute nodes were missing, or Flower's engine has failed.
-        Exception: the error that the `ServerApp` raised.
     """
     caught: list[BaseException] = []
     ended = threading.Event()
@@ -189,7 +169,7 @@ def run_flower(
 
         grid.pull_messages = pull_while_it_runs  # type: ignore[method-assign]
         try:
-            wait_for_nodes(grid, clients, _START_SECONDS)
+            wait_for_nodes(grid, clients, seconds=60.0)
             server(grid, context)
         except BaseException as error:
             caught.append(error)
@@ -216,11 +196,7 @@ def run_flower(
 
 
 def wait_for_nodes(grid: Grid, nodes: int, seconds: float) -> None:
-    """Returns once `nodes` nodes are there: on a busy machine Flower starts the server before them.
-
-    Raises:
-        ClientError: fewer are there after so many seconds.
-    """
+    """Returns once so many are there: on a busy machine Flower starts the server before them."""
     deadline = time.monotonic() + seconds
     while (found := len(list(grid.get_node_ids()))) < nodes:
         if time.monotonic() > deadline:

@@ -24,11 +24,7 @@ _FIRST_NODE = 1000
 class SimulationGrid(Grid):
     """Answers messages of a round in this process or in workers it owns.
 
-    Node `1000 + k` is virtual client k.
-
-    Args:
-        clients: number of virtual clients.
-        run_id: the run's number in Flower's metadata.
+    Node `1000 + k` is virtual client k; `run_id` is the run's number in Flower's metadata.
     """
 
     def __init__(self, clients: int, run_id: int = 1) -> None:
@@ -64,16 +60,13 @@ class SimulationGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Run information."""
         return self._run
 
     def set_run(self, run: Run) -> None:
-        """Sets the run."""
         self._run = run
 
     def get_node_ids(self) -> Iterable[int]:
-        """Returns one node id per virtual client."""
-        return [node_of(client) for client in range(self.clients)]
+        return list(self._roster.values())
 
     def create_message(
         self,
@@ -83,7 +76,6 @@ class SimulationGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Creates a message to one node."""
         return Message(
             content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl
         )
@@ -99,7 +91,6 @@ class SimulationGrid(Grid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies to these messages that have not been pulled yet."""
         return [self._answered.pop(key) for key in message_ids if key in self._answered]
 
     def send_and_receive(
@@ -176,12 +167,8 @@ NO_REPLIES = PartialSum([], 0, {})
 def divide(exchange: Exchange, processes: int, block: int = BLOCK) -> list[list[Portion]]:
     """The portions of each process: equal shares of all clients, in the order of the broadcasts.
 
-    A process meets few broadcasts, and the same clients whenever broadcasts are divided alike.
-
-    Args:
-        exchange: to be answered.
-        processes: number of processes.
-        block: consecutive clients of a broadcast that are not divided.
+    A process meets few broadcasts, and the same clients whenever broadcasts are divided alike. A
+    `block` of consecutive clients of a broadcast is not divided.
     """
     everyone = len(exchange)
     portions: list[list[Portion]] = [[] for _ in range(processes)]
@@ -195,31 +182,22 @@ def divide(exchange: Exchange, processes: int, block: int = BLOCK) -> list[list[
             middle = start + len(clients[start : start + block]) / 2
             owners.append(int((before + middle) * processes / everyone))
         before += len(clients)
-        cuts = _cuts(owners)
+        # Sums are made along a binary tree over the blocks, so a cut at a multiple of a power of
+        # two leaves few partial sums to send. The power is small against a share: at most an
+        # eighth.
+        sharers = sorted(set(owners))
+        step = 1 << max(0, (len(owners) // (8 * len(sharers))).bit_length() - 1)
+        cuts = {owner: round(owners.index(owner) / step) * step for owner in sharers}
         for (owner, lo), hi in zip(cuts.items(), [*list(cuts.values())[1:], None], strict=True):
             members = clients[lo * block : None if hi is None else hi * block]
             portions[owner].append(Portion(place, members, broadcast.shape, lo, hi))
     return portions
 
 
-def _cuts(owners: list[int]) -> dict[int, int]:
-    """The first block of each process that has blocks of a broadcast.
-
-    Args:
-        owners: the process that each block belongs to, never decreasing.
-    """
-    processes = sorted(set(owners))
-    # Sums are made along a binary tree over the blocks, so a cut at a multiple of a power of two
-    # leaves few partial sums to send. The power is small against a share, at most an eighth.
-    step = 1 << max(0, (len(owners) // (8 * len(processes))).bit_length() - 1)
-    return {process: round(owners.index(process) / step) * step for process in processes}
-
-
 def combine(processes: Sequence[Sequence[PartialSum]]) -> Reduction:
     """Adds up the sums of all processes; the result is the same for any number of them.
 
-    Args:
-        processes: in the order of their clients; each has one partial sum for each broadcast.
+    Processes come in the order of their clients; each has one partial sum for each broadcast.
     """
     failures: dict[int, int] = {}
     sums: list[Sum | None] = []

@@ -37,15 +37,13 @@ class RunSettings:
 def node_settings(
     config: Configuration, engine: EngineSettings, run: RunIdentity, strategy: StrategySettings
 ) -> NodeSettings:
-    """The clients' half of a configuration.
-
-    Raises:
-        FedsinkError: a value is unknown or out of range, or contradicts another or the policy.
-    """
+    """The clients' half of a configuration."""
     scheme = {"seed": 0, "keep": None, **config.partition}
-    seed_of_deal = checks.count("partition.seed", scheme["seed"], minimum=0)
-    keep = _kept(scheme["keep"])
-    del scheme["seed"], scheme["keep"]
+    seed_of_deal = checks.count("partition.seed", scheme.pop("seed"), minimum=0)
+    keep = scheme.pop("keep")
+    if not isinstance(keep, list | tuple | None):
+        raise ConfigError(f"partition.keep is null or a list of numbers of clients, not {keep!r}.")
+    keep = None if keep is None else tuple(keep)
     partition = scheme_from_dict(scheme)
     pooled = _pools(config, engine, strategy)
     unprotected, secure = config.eps == math.inf, config.noise.backend == "secure"
@@ -95,9 +93,10 @@ def node_settings(
     for name in ("shape", "classes", "range"):
         stated, of_policy = getattr(config.data, name), getattr(node.data, name)
         if stated != of_policy:
+            here, there = ("null" if v is None else str(list(v)) for v in (stated, of_policy))
             raise ConfigError(
-                f"data.{name} is {_listed(stated)}, but the policy {config.policy} is for "
-                f"{_listed(of_policy)}: state what it says."
+                f"data.{name} is {here}, but the policy {config.policy} is for {there}: state what "
+                "it says."
             )
     if secure and node.noise != "secure":
         raise ConfigError(
@@ -107,16 +106,8 @@ def node_settings(
     return replace(node, keep=keep)
 
 
-def _listed(values: tuple[object, ...] | None) -> str:
-    return "null" if values is None else str(list(values))
-
-
 def _pools(config: Configuration, engine: EngineSettings, strategy: StrategySettings) -> bool:
-    """Tells whether a simulation draws the noise of a sum once; see `NoiseShare.draw`.
-
-    Raises:
-        ConfigError: noise.draw=sum where every client's reply is made.
-    """
+    """Tells whether a simulation draws the noise of a sum once; see `NoiseShare.draw`."""
     share = config.noise.shared
     if share == LOCAL_NOISE or share.draw == "clients" or share.masked:
         return False
@@ -134,29 +125,13 @@ def _pools(config: Configuration, engine: EngineSettings, strategy: StrategySett
     return True
 
 
-def _kept(numbers: object) -> tuple[int, ...] | None:
-    if numbers is None:
-        return None
-    if not isinstance(numbers, list | tuple):
-        raise ConfigError(
-            f"partition.keep is null or a list of numbers of clients, not {numbers!r}."
-        )
-    return tuple(numbers)
-
-
 @dataclass(frozen=True)
 class RunIdentity:
-    """The group `run` of a run folder's config.yaml, which names the secret key's file.
+    """The group `run` of a run folder's config.yaml, which names the secret key's file."""
 
-    Attributes:
-        name: public name of the run.
-        server_seed: keys the server's latents and initial weights.
-        key_file: None where noise is reproducible (`seed=`).
-    """
-
-    name: str
-    server_seed: int
-    key_file: Path | None
+    name: str  # public
+    server_seed: int  # keys the server's latents and initial weights
+    key_file: Path | None  # None where noise is reproducible (`seed=`)
 
     @property
     def ledger(self) -> Path | None:
@@ -184,10 +159,6 @@ class RunIdentity:
         Guarantees:
             - Its key, and what lies beside the key, are of that name in this user's `key_folder`,
               whatever a received folder says.
-
-        Raises:
-            CheckpointError: the secret key is gone, so the run cannot continue; or it is not one of
-                this user's.
         """
         name, key_file = str(run["name"]), Path(run["key_file"]) if run["key_file"] else None
         if re.fullmatch(r"[\w-]{1,64}", name) is None:
@@ -212,12 +183,8 @@ class RunIdentity:
         return identity
 
     def to_config(self) -> dict[str, Any]:
-        """For config.yaml."""
-        return {
-            "name": self.name,
-            "server_seed": self.server_seed,
-            "key_file": str(self.key_file) if self.key_file else None,
-        }
+        key_file = str(self.key_file) if self.key_file else None
+        return {"name": self.name, "server_seed": self.server_seed, "key_file": key_file}
 
     def create_key(self) -> None:
         """Draws the secret key from the operating system, mode 0600, if this run has one.

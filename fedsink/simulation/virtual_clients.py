@@ -32,17 +32,11 @@ from fedsink.simulation.grid import (
 
 
 class BatchedApp(Protocol):
-    """Answers for many clients whose messages share one content.
+    """Answers for many clients whose messages share one content."""
 
-    Attributes:
-        block: consecutive clients of a content that are computed together.
-    """
+    block: int  # consecutive clients of a content that are computed together
 
-    block: int
-
-    def handles(self, message_type: str) -> bool:
-        """Messages of this type are answered at once."""
-        ...
+    def handles(self, message_type: str) -> bool: ...
 
     def answers(
         self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
@@ -63,7 +57,6 @@ class Hosted:
 
 
 def fedsink_apps(settings: NodeSettings) -> Hosted:
-    """Fedsink's own clients."""
     return Hosted(client_app(settings), NodeCohort(settings))
 
 
@@ -72,34 +65,22 @@ Job = tuple[int, int, int, str, str]
 
 
 class Cohort:
-    """The clients that are asked here, each with its own context.
+    """The clients that are asked here, of so many of a simulation, each with its own context."""
 
-    Args:
-        hosted: the apps that answer for them.
-        clients: number of clients of the simulation.
-        run_id: the run's number in Flower's metadata.
-        contexts: existing contexts by client; further ones are added when needed.
-    """
-
-    def __init__(
-        self,
-        hosted: Hosted,
-        clients: int,
-        run_id: int,
-        contexts: dict[int, Context] | None = None,
-    ) -> None:
+    def __init__(self, hosted: Hosted, clients: int, run_id: int) -> None:
         keep_freed_memory()
-        self._hosted = hosted
+        self.batched = hosted.batched
+        self._app = hosted.app
         self._clients = clients
         self._run_id = run_id
-        self._contexts = {} if contexts is None else contexts
+        self._contexts: dict[int, Context] = {}
 
     def answer(self, message: Message) -> Message:
         """Answers one message to a client of this cohort."""
         client = client_of(message.metadata.dst_node_id)
         if client not in self._contexts:
             self._contexts[client] = client_context(client, self._clients, self._run_id)
-        return self._hosted.app(message, self._contexts[client])
+        return self._app(message, self._contexts[client])
 
     def answer_jobs(
         self, contents: list[RecordDict], jobs: list[Job]
@@ -119,21 +100,21 @@ class Cohort:
     def add_up(
         self, message_type: str, contents: Sequence[Content], portions: Sequence[Portion]
     ) -> list[PartialSum]:
-        """Answers portions of broadcasts, and adds up the replies to each.
-
-        Raises:
-            ValueError: this cohort answers client by client.
-        """
-        batched = self._hosted.batched
-        if batched is None:
+        """Answers portions of broadcasts, and adds up the replies to each."""
+        if self.batched is None:
             raise ValueError("This cohort answers client by client.")
-        totals = [_Total(portion, batched.block) for portion in portions]
+        totals = [_Total(portion, self.batched.block) for portion in portions]
         requested = [contents[portion.place] for portion in portions]
         clients = [portion.clients for portion in portions]
-        for number, answers in batched.answers(message_type, requested, clients):
+        for number, answers in self.batched.answers(message_type, requested, clients):
             totals[number].add(answers)
             del answers  # the next replies take its memory, which the cache still holds
         return [total.partial_sum() for total in totals]
+
+    def close(self) -> None:
+        """Frees the clients and the records that were laid out for them."""
+        self._contexts.clear()
+        self.batched = None
 
 
 class _Total:
@@ -147,28 +128,24 @@ class _Total:
         self._failures: dict[int, int] = {}
 
     def add(self, answers: Answers) -> None:
+        replies, size = answers.replies, self._block
         self._failures |= answers.failures
         if not answers.clients:
             return
-        if tuple(answers.replies.shape[1:]) != self._portion.shape:
+        if tuple(replies.shape[1:]) != self._portion.shape:
             self._failures |= dict.fromkeys(answers.clients, UNUSABLE)
         elif self._failures:  # there will be no sum
             self._failures |= _not_finite(answers)
-        else:
-            self._add(answers)
-
-    def _add(self, answers: Answers) -> None:
-        replies, size = answers.replies, self._block
-        if len(replies) != len(answers.clients):  # one sum for all of them
+        elif len(replies) != len(answers.clients):  # one sum for all of them
             self._sum.add(self._portion.lo + self._counted // size, replies[0])
             self._counted += len(answers.clients)
-            return
-        # `split` of one block costs a seventh of adding it.
-        for block in (replies,) if len(replies) <= size else replies.split(size):
-            if not self._sum.add_block(self._portion.lo + self._counted // size, block):
-                self._failures |= _not_finite(answers)
-                return
-            self._counted += len(block)
+        else:
+            # `split` of one block costs a seventh of adding it.
+            for block in (replies,) if len(replies) <= size else replies.split(size):
+                if not self._sum.add_block(self._portion.lo + self._counted // size, block):
+                    self._failures |= _not_finite(answers)
+                    return
+                self._counted += len(block)
 
     def partial_sum(self) -> PartialSum:
         sums = [] if self._failures else self._sum.parts()
@@ -186,54 +163,33 @@ class LocalGrid(SimulationGrid):
     """The grid of `engine=local`: runs the `ClientApp` in process, one client after the other.
 
     Clients of one class share the content object of their messages and must not change it.
-
-    Args:
-        app: the app every virtual client runs.
-        clients: number of clients.
-        batched: answers for all of them at once where a strategy needs only sums.
+    `batched` answers for all of them at once where a strategy needs only sums.
     """
 
     def __init__(
-        self,
-        app: ClientApp,
-        clients: int,
-        run_id: int = 1,
-        *,
-        batched: BatchedApp | None = None,
+        self, app: ClientApp, clients: int, run_id: int = 1, *, batched: BatchedApp | None = None
     ) -> None:
         super().__init__(clients, run_id)
-        self._app = app
-        self._contexts: dict[int, Context] = {}
-        self._host(batched)
-
-    def _host(self, batched: BatchedApp | None) -> None:
-        self._batched = batched
-        self._cohort = Cohort(
-            Hosted(self._app, batched), self.clients, self.run.run_id, self._contexts
-        )
+        self._cohort = Cohort(Hosted(app, batched), clients, run_id)
 
     def execute(self, messages: Sequence[Message]) -> list[Message]:
-        """Answers in the order of the messages."""
         return [self._cohort.answer(message) for message in messages]
 
     def adds_up(self, message_type: str) -> bool:
-        """The batched app answers messages of this type."""
-        return self._batched is not None and self._batched.handles(message_type)
+        batched = self._cohort.batched
+        return batched is not None and batched.handles(message_type)
 
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
-        """The sums of all clients' replies."""
         contents = [broadcast.content for broadcast in exchange.broadcasts]
-        [portions] = divide(exchange, 1, BLOCK if self._batched is None else self._batched.block)
+        batched = self._cohort.batched
+        [portions] = divide(exchange, 1, BLOCK if batched is None else batched.block)
         return [self._cohort.add_up(exchange.message_type, contents, portions)]
 
     def keep(self, round: int) -> None:
-        """Stores the states of the clients of this process."""
         keep_states(round)
 
     def close(self) -> None:
-        """Frees the clients and the records that were laid out for them."""
-        self._contexts.clear()
-        self._host(None)
+        self._cohort.close()
 
 
 def keep_freed_memory() -> None:
@@ -242,9 +198,7 @@ def keep_freed_memory() -> None:
     A round frees and allocates the same megabytes again and again. By default the library returns
     them to the system each time, and getting them again costs as much as adding up the replies.
     """
+    trim_threshold, mmap_threshold = -1, -3  # of glibc's malloc.h
     if hasattr(library := ctypes.CDLL(None), "mallopt"):
-        library.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
-        library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+        library.mallopt(trim_threshold, 256 << 20)
+        library.mallopt(mmap_threshold, 32 << 20)

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from fedsink.clients.node import close_nodes
 from fedsink.conf import loading
+from fedsink.server.folder import RunFolder
 from fedsink.simulation.run_settings import RunIdentity, RunSettings
 from fedsink.simulation.simulated_run import configure
 
@@ -52,6 +53,37 @@ def configured(composed: Compose, tmp_path: Path) -> Configure:
         return configure(config, tmp_path / "run", RunIdentity.fresh(config["seed"]))
 
     return settings
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for keys."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+class _Killed(BaseException):
+    """Ends a run like kill -9: nothing of ours catches it."""
+
+
+def killed_at(round: int, play: Callable[[], object]) -> None:
+    """Plays a run that is killed when this round has been logged."""
+    log = RunFolder.log
+
+    def logged(folder: RunFolder, record: dict[str, Any]) -> None:
+        log(folder, record)
+        if record["round"] == round:
+            raise _Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "log", logged)
+        with pytest.raises(_Killed):
+            play()
+
+
+def weights(folder: Path) -> bytes:
+    """A run's generator."""
+    return (folder / "generator.safetensors").read_bytes()
 
 
 @pytest.fixture(autouse=True)

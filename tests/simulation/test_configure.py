@@ -19,6 +19,8 @@ from fedsink.values import strictly
 
 from .conftest import Compose, Configure, write_policy
 
+_LEFT_OUT = object()
+
 
 def _plan(configured: Configure, *overrides: str) -> PrivacyPlan:
     strategy = configured(*overrides, small=False).server.strategy
@@ -27,51 +29,26 @@ def _plan(configured: Configure, *overrides: str) -> PrivacyPlan:
 
 
 @pytest.mark.medium
-def test_eps_alone_takes_the_rounds_of_the_recipe_and_solves_for_sigma(
-    configured: Configure,
-) -> None:
-    plan = _plan(configured, "eps=3")
-    assert plan.rounds == 3000
-    assert 0.99 * 3 < plan.epsilon() <= 3
-
-
-@pytest.mark.medium
-def test_sigma_alone_takes_the_rounds_of_the_recipe_and_epsilon_follows(
-    configured: Configure,
-) -> None:
-    plan = _plan(configured, "sigma=2.5")
-    assert (plan.rounds, plan.noise_multiplier) == (3000, 2.5)
-    assert plan.epsilon() < 10  # not the recipe's ε: σ is larger than the recipe's
-
-
-@pytest.mark.medium
-def test_eps_and_sigma_give_the_most_rounds_that_fit(configured: Configure) -> None:
-    plan = _plan(configured, "eps=2", "sigma=2.5")
-    assert plan.noise_multiplier == 2.5
-    assert 0.97 * 2 < plan.epsilon() <= 2
+@pytest.mark.parametrize(
+    ("given", "rounds", "sigma", "least", "most"),
+    [
+        ("eps=3", 3000, None, 0.99 * 3, 3),  # the recipe's rounds, and σ is solved for
+        ("sigma=2.5", 3000, 2.5, 0, 10),  # not the recipe's ε: σ is larger than the recipe's
+        ("eps=2 sigma=2.5", None, 2.5, 0.97 * 2, 2),  # the most rounds that fit
+        ("eps=2 rounds=100", 100, None, 0.99 * 2, 2),
+        ("sigma=1.712 rounds=2000", 2000, 1.712, 9.15, 9.17),
+        ("eps=9.17 sigma=1.712 rounds=2000", 2000, 1.712, 9.15, 9.17),
+    ],
+)
+def test_what_is_given_of_eps_sigma_and_rounds_gives_the_rest(
+    configured: Configure, given: str, rounds: int | None, sigma: float | None,
+    least: float, most: float,
+) -> None:  # fmt: skip
+    plan = _plan(configured, *given.split())
+    assert plan.rounds == (rounds or plan.rounds)
+    assert plan.noise_multiplier == (sigma or plan.noise_multiplier)
+    assert least < plan.epsilon() <= most
     assert plan.rounds % 10 == 0  # whole turns of the class schedule
-
-
-@pytest.mark.medium
-def test_eps_and_rounds_give_sigma(configured: Configure) -> None:
-    plan = _plan(configured, "eps=2", "rounds=100")
-    assert plan.rounds == 100
-    assert 0.99 * 2 < plan.epsilon() <= 2
-
-
-@pytest.mark.medium
-def test_sigma_and_rounds_give_epsilon(configured: Configure) -> None:
-    plan = _plan(configured, "sigma=1.712", "rounds=2000")
-    assert plan.epsilon() == pytest.approx(9.16, abs=0.01)
-
-
-@pytest.mark.medium
-def test_three_that_agree_are_taken_and_three_that_do_not_are_told_what_they_imply(
-    configured: Configure,
-) -> None:
-    assert _plan(configured, "eps=9.17", "sigma=1.712", "rounds=2000").rounds == 2000
-    with pytest.raises(FedsinkError, match=r"cost ε = 9\.16.*, not eps=3: leave one"):
-        configured("eps=3", "sigma=1.712", "rounds=2000")
 
 
 def test_nothing_given_means_the_recipe(configured: Configure) -> None:
@@ -238,6 +215,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("eps=nan", "received nan"),
         ("eps=abc", "received 'abc'"),
         ("mode=ldp eps=0", "eps must be a positive number, not 0"),
+        ("eps=3 sigma=1.712 rounds=2000", "not eps=3: leave one"),
         ("delta=0", "delta must lie in"),
         ("delta=1", "delta must lie in"),
         ("rate=0", "rate must lie in"),
@@ -253,10 +231,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("seed=-1", "seed must be a whole number of at least 0, not -1"),
         ("seed=1.5", "seed must be a whole number of at least 0, not 1.5"),
         ("seed=true", "seed must be a whole number of at least 0, not True"),
-        (
-            "observation.noise.std=-1",
-            "noise.std must be a number of at least 0, not -1",
-        ),
+        ("observation.noise.std=-1", "noise.std must be a number of at least 0, not -1"),
         (
             "data=half_circle mode=ldp observation.deformation.std=0.1",
             "observation.* is for images (C, H, W), and the data's shape is (2,)",
@@ -339,23 +314,14 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("engine.threads=0", "engine.threads must be a whole number of at least 1, not 0"),
         ("engine.device=x", "engine.device is cpu or cuda, not 'x'"),
         ("engine=ray engine.timeout=0", "engine.timeout must be null or a positive number, not 0"),
-        (
-            "engine=ray engine.num_cpus=0.5",
-            "must be null or a whole number of at least 1, not 0.5",
-        ),
+        ("engine=ray engine.num_cpus=0.5", "must be null or a whole number of at least 1, not 0.5"),
         ("engine=ray engine.num_cpus=1.5", "must be null or a whole number of at least 1, not 1.5"),
         (
             "partition=unequal +partition.sizes=[1,true]",
             "sizes must be a positive number, not True",
         ),
-        (
-            "engine=flower engine.num_cpus=0",
-            "num_cpus must be null or a positive number, not 0",
-        ),
-        (
-            "engine=ray engine.actors=0",
-            "engine.actors must be null or a whole number of at",
-        ),
+        ("engine=flower engine.num_cpus=0", "num_cpus must be null or a positive number, not 0"),
+        ("engine=ray engine.actors=0", "engine.actors must be null or a whole number of at"),
         ("engine=ray engine.num_gpus=-1", "engine.num_gpus must be a number of at least 0, not -1"),
         ("report.pictures=-1", "report.pictures must be a whole number of at least 0, not -1"),
         ("report.checkpoint_seconds=x", "report.checkpoint_seconds must be a number of at least 0"),
@@ -383,57 +349,29 @@ def test_a_bad_value_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("mode", "place", "value", "message"),
     [
-        ("clip", "x", "clip is record or batch, not 'x'"),
-        ("mode", "x", "mode is central or ldp, not 'x'"),
-        ("clients", None, "clients must be a whole number of at least 1, not None"),
+        ("central", "clip", "x", "clip is record or batch, not 'x'"),
+        ("central", "mode", "x", "mode is central or ldp, not 'x'"),
+        ("central", "clients", None, "clients must be a whole number of at least 1, not None"),
+        ("central", "mechanism.name", "laplace", "mechanism=laplace belongs to mode=ldp"),
+        ("central", "strategy.name", "privatize_once", "central runs strategy=dp_sinkhorn"),
+        ("ldp", "strategy.name", "dp_sinkhorn", "mode=ldp runs strategy=privatize_once"),
+        ("central", "partition", _LEFT_OUT, "The configuration lacks partition"),
+        ("central", "strategy.rows", _LEFT_OUT, "The configuration lacks strategy.rows"),
+        ("central", "strategy.optimizer", _LEFT_OUT, "The configuration lacks strategy.optimizer"),
     ],
 )
 def test_a_hand_written_configuration_is_checked_as_well(
-    composed: Compose, tmp_path: Path, key: str, value: object, message: str
-) -> None:
-    config = {**composed("seed=0"), key: value}
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        configure(config, tmp_path, RunIdentity.fresh(0))
-
-
-@pytest.mark.parametrize(
-    ("mode", "mechanism", "strategy", "message"),
-    [
-        ("central", "laplace", None, "mechanism=laplace belongs to mode=ldp"),
-        ("central", None, "privatize_once", "mode=central runs strategy=dp_sinkhorn"),
-        ("ldp", None, "dp_sinkhorn", "mode=ldp runs strategy=privatize_once"),
-    ],
-)
-def test_mechanism_and_strategy_must_belong_to_the_mode(
-    composed: Compose,
-    tmp_path: Path,
-    mode: str,
-    mechanism: str | None,
-    strategy: str | None,
-    message: str,
+    composed: Compose, tmp_path: Path, mode: str, place: str, value: object, message: str
 ) -> None:
     config = composed(f"mode={mode}", "seed=0")
-    for group, name in (("mechanism", mechanism), ("strategy", strategy)):
-        if name:
-            config[group]["name"] = name
+    group, _, key = place.rpartition(".")
+    options = config[group] if group else config
+    del options[key]
+    if value is not _LEFT_OUT:
+        options[key] = value
     with pytest.raises(ConfigError, match=re.escape(message)):
-        configure(config, tmp_path, RunIdentity.fresh(0))
-
-
-def test_a_missing_part_is_a_sentence_not_a_key_error(composed: Compose, tmp_path: Path) -> None:
-    config = composed("seed=0")
-    del config["partition"]
-    with pytest.raises(ConfigError, match="The configuration lacks partition"):
-        configure(config, tmp_path, RunIdentity.fresh(0))
-
-
-@pytest.mark.parametrize("key", ["rows", "optimizer"])
-def test_a_missing_option_of_a_method_is_named(composed: Compose, tmp_path: Path, key: str) -> None:
-    config = composed("seed=0")
-    del config["strategy"][key]
-    with pytest.raises(ConfigError, match=f"The configuration lacks strategy.{key}"):
         configure(config, tmp_path, RunIdentity.fresh(0))
 
 

@@ -3,55 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from flwr.app import RecordDict
-from safetensors.torch import load_file
 
 from fedsink.errors import FedsinkError
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.server.folder import RunFolder
 from fedsink.simulation.grid import divide
 from fedsink.simulation.simulated_run import resume, start
 
-Compose = Callable[..., Any]
+from .conftest import Compose, killed_at, weights
+
 SMALL = (
     "strategy=gs_wgan", "clients=4", "rounds=9", "strategy.critics=3", "strategy.critic.warm=2",
     "strategy.critic.steps=1", "report.checkpoint_seconds=0",
 )  # fmt: skip
-
-
-class _Killed(BaseException):
-    """Ends a run like kill -9: nothing of ours catches it."""
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for keys."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-def killed_at(round: int, play: Callable[[], object]) -> None:
-    log = RunFolder.log
-
-    def logged(folder: RunFolder, record: dict[str, Any]) -> None:
-        log(folder, record)
-        if record["round"] == round:
-            raise _Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "log", logged)
-        with pytest.raises(_Killed):
-            play()
-
-
-def generator(folder: Path) -> bytes:
-    return (folder / "generator.safetensors").read_bytes()
 
 
 PUBLISHED = ("strategy.published=true", "strategy.critics=1", "strategy.row_sigma=1")
@@ -78,7 +45,7 @@ def test_a_killed_run_goes_on_with_the_critics_of_its_checkpoint(
     assert not list(run.rglob("*.state"))
     killed_at(7, lambda: resume(run))
     resume(run)
-    assert generator(run) == generator(whole)
+    assert weights(run) == weights(whole)
     assert not list(state.rglob("*.state"))
 
 
@@ -93,21 +60,6 @@ def test_a_run_whose_critics_are_lost_does_not_go_on_in_silence(
     with pytest.raises(FedsinkError):
         resume(run)
     assert "have been trained in 0 rounds and not in 3: continue from" in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-@pytest.mark.parametrize("overrides", [("strategy.turns=2",), PUBLISHED], ids=["in turn", "picked"])
-def test_every_engine_ends_with_the_generator_of_the_local_one(
-    composed: Compose, tmp_path: Path, engine: str, overrides: tuple[str, ...]
-) -> None:
-    """Equal up to the rounding of three rounds."""
-    few = ("seed=3", *SMALL, "rounds=3", *overrides)
-    local = start(composed(*few), tmp_path / "local")
-    other = start(composed(*few, f"engine={engine}", small=False), tmp_path / engine)
-    ours, theirs = (load_file(run / "generator.safetensors") for run in (local, other))
-    for name, values in ours.items():
-        assert torch.allclose(values.double(), theirs[name].double(), atol=1e-3)
 
 
 @pytest.mark.parametrize("actors", [2, 3, 5])

@@ -14,12 +14,7 @@ import yaml
 
 from fedsink.conf.typed import shown_settings
 from fedsink.errors import ClientError, ConfigError
-from fedsink.simulation.engine import (
-    EngineSettings,
-    chosen_engine,
-    usable_cores,
-    wait_for_nodes,
-)
+from fedsink.simulation.engine import EngineSettings, chosen_engine, usable_cores, wait_for_nodes
 from fedsink.simulation.simulated_run import resume, start
 
 from .conftest import Compose, Configure

@@ -15,7 +15,7 @@ from fedsink.protocol.exchange import Asked
 from fedsink.server import checkpoint, masked_grid
 from fedsink.simulation.simulated_run import start
 
-from .conftest import Compose
+from .conftest import Compose, weights
 
 SHARED = (
     "clients=5",
@@ -35,10 +35,6 @@ METHODS = {
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "generator.safetensors").read_bytes()
 
 
 @pytest.mark.medium
@@ -194,13 +190,3 @@ def test_settings_that_masks_cannot_keep_are_refused(
     with pytest.raises(error, match=told):
         start(composed(*keys), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_masks_change_no_bit_on_other_engines(
-    composed: Compose, tmp_path: Path, engine: str
-) -> None:
-    local = start(composed(*MASKED), tmp_path / "local")
-    other = start(composed(*MASKED, f"engine={engine}"), tmp_path / engine)
-    assert weights(other) == weights(local)

@@ -11,12 +11,6 @@ from fedsink.errors import CheckpointError
 from fedsink.simulation.run_settings import RunIdentity, key_folder
 
 
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
 def test_a_seed_needs_no_key_and_is_the_servers_seed() -> None:
     run = RunIdentity.fresh(7)
     assert (run.server_seed, run.key_file, run.ledger) == (7, None, None)
@@ -63,13 +57,17 @@ def test_the_configuration_holds_the_place_of_the_key_and_not_the_key() -> None:
     assert RunIdentity.from_config(stored) == run
 
 
-def test_deleting_the_key_deletes_its_ledger_too_and_no_other_run(state: Path) -> None:
+def test_deleting_the_key_deletes_ledger_and_replies_and_no_other_run() -> None:
     run, other = RunIdentity.fresh(None), RunIdentity.fresh(None)
     for each in (run, other):
         each.create_key()
         assert each.ledger is not None
         for suffix in ("", "-wal", "-shm"):
             each.ledger.with_name(each.ledger.name + suffix).touch()
+    assert run.ledger is not None
+    replies = run.ledger.with_suffix(".replies")
+    replies.mkdir()
+    (replies / "one.reply").touch()
     run.delete_key()
     left = {path.name for path in key_folder().iterdir()}
     ends = (".key", ".sqlite", ".sqlite-wal", ".sqlite-shm")
@@ -77,24 +75,14 @@ def test_deleting_the_key_deletes_its_ledger_too_and_no_other_run(state: Path) -
     run.delete_key()  # again is no error
 
 
-def test_a_run_whose_key_is_gone_cannot_go_on() -> None:
+@pytest.mark.parametrize(("part", "told"), [("key_file", "secret noise key"), ("ledger", "ledger")])
+def test_a_run_whose_key_or_ledger_is_gone_cannot_go_on(part: str, told: str) -> None:
+    """Without its ledger, its rounds could be answered twice."""
     run = RunIdentity.fresh(None)
     run.create_key()
-    stored = run.to_config()
-    run.delete_key()
-    with pytest.raises(CheckpointError, match=r"secret noise key .* is missing.*Start a new run"):
-        RunIdentity.from_config(stored)
-
-
-def test_a_run_whose_ledger_is_gone_cannot_go_on() -> None:
-    """The rounds of such a run could be answered twice."""
-    run = RunIdentity.fresh(None)
-    run.create_key()
-    stored = run.to_config()
-    assert run.ledger is not None
-    run.ledger.unlink()
-    with pytest.raises(CheckpointError, match=r"ledger .* is missing.*Start a new run"):
-        RunIdentity.from_config(stored)
+    getattr(run, part).unlink()
+    with pytest.raises(CheckpointError, match=rf"{told} .* is missing.*Start a new run"):
+        RunIdentity.from_config(run.to_config())
 
 
 @pytest.mark.parametrize(
@@ -123,14 +111,3 @@ def test_a_received_identity_names_no_other_file(
     stored = {"name": name, "server_seed": 1, "key_file": place}
     with pytest.raises(CheckpointError, match=r"is none that fedsink gives|keys lie in"):
         RunIdentity.from_config(stored, finished=finished)
-
-
-def test_deleting_the_key_deletes_the_stored_replies() -> None:
-    run = RunIdentity.fresh(None)
-    run.create_key()
-    assert run.ledger is not None
-    replies = run.ledger.with_suffix(".replies")
-    replies.mkdir()
-    (replies / "one.reply").touch()
-    run.delete_key()
-    assert not replies.exists()

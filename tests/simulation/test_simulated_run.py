@@ -26,7 +26,7 @@ from fedsink.simulation.run_settings import RunIdentity, RunSettings, key_folder
 from fedsink.simulation.simulated_run import kind_of_noise, resume, start
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
-from .conftest import Compose, Config, Configure
+from .conftest import Compose, Config, Configure, killed_at, weights
 
 _CENTRAL_KEYS = {
     "model", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant", "clip",
@@ -40,28 +40,6 @@ _LDP_KEYS = {
     "rounds_per_record", "clients", "training", "noise", "noise_meaning", "protected",
     "not_protected",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for keys."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-class _Killed(BaseException):
-    """Ends a run like kill -9: nothing of ours catches it."""
-
-
-def _kill_at(monkeypatch: pytest.MonkeyPatch, round: int) -> None:
-    log = RunFolder.log
-
-    def logged(folder: RunFolder, record: dict[str, Any]) -> None:
-        log(folder, record)
-        if record["round"] == round:
-            raise _Killed
-
-    monkeypatch.setattr(RunFolder, "log", logged)
 
 
 def _same_identity(monkeypatch: pytest.MonkeyPatch, secret: bytes) -> None:
@@ -82,10 +60,6 @@ def _json(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
 
 
-def _generator(folder: Path) -> bytes:
-    return (folder / "generator.safetensors").read_bytes()
-
-
 def _rounds(folder: Path) -> list[int]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["round"] for line in lines]
@@ -100,13 +74,13 @@ def test_a_run_with_a_seed_is_the_same_twice_and_says_that_its_noise_is_reproduc
 ) -> None:
     config = composed("seed=3")
     one, two = (start(config, tmp_path / name) for name in ("one", "two"))
-    assert _generator(one) == _generator(two)
+    assert weights(one) == weights(two)
     assert _json(one, "privacy.json") == _json(two, "privacy.json")
     assert _json(one, "privacy.json")["noise"] == "reproducible"
     assert "seed" in _json(one, "privacy.json")["noise_meaning"]
     assert _keys(state) == []
     other = start(composed("seed=4"), tmp_path / "three")
-    assert _generator(one) != _generator(other)
+    assert weights(one) != weights(other)
 
 
 @pytest.mark.medium
@@ -115,7 +89,7 @@ def test_a_run_without_a_seed_has_noise_of_its_own_and_forgets_its_key(
 ) -> None:
     config = composed("rounds=5", "mode=ldp")
     one, two = (start(config, tmp_path / name) for name in ("one", "two"))
-    assert _generator(one) != _generator(two)
+    assert weights(one) != weights(two)
     stated = _json(one, "privacy.json")
     assert stated["noise"] == "secret"
     assert "outside the run folder" in stated["noise_meaning"]
@@ -124,11 +98,9 @@ def test_a_run_without_a_seed_has_noise_of_its_own_and_forgets_its_key(
 
 @pytest.mark.medium
 def test_while_it_runs_the_key_is_private_and_outside_the_folder(
-    composed: Compose, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+    composed: Compose, tmp_path: Path, state: Path
 ) -> None:
-    _kill_at(monkeypatch, 3)
-    with pytest.raises(_Killed):
-        start(composed(), tmp_path / "run")
+    killed_at(3, lambda: start(composed(), tmp_path / "run"))
     (key,) = state.rglob("*.key")
     assert key.stat().st_mode & 0o777 == 0o600
     secret = SecretKey.load(key).secret
@@ -264,18 +236,13 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     # A checkpoint after every round except the last two before the kill.
     config = composed(seed, f"mode={mode}", "rounds=12", "report.checkpoint_seconds=0")
     whole = start(config, tmp_path / "whole")
-    with monkeypatch.context() as kill:
-        _kill_at(kill, 5)
-        with pytest.raises(_Killed):
-            start(config, tmp_path / "run")
-    with monkeypatch.context() as kill:  # the log ran ahead of the checkpoint: rounds are redone
-        _kill_at(kill, 8)
-        with pytest.raises(_Killed):
-            resume(tmp_path / "run")
+    killed_at(5, lambda: start(config, tmp_path / "run"))
+    # The log ran ahead of the checkpoint: rounds are redone.
+    killed_at(8, lambda: resume(tmp_path / "run"))
     stopped = _json(tmp_path / "run", "privacy.json")
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert resume(tmp_path / "run") == tmp_path / "run"
-    assert _generator(tmp_path / "run") == _generator(whole)
+    assert weights(tmp_path / "run") == weights(whole)
     assert _rounds(tmp_path / "run") == list(range(1, 13))
     assert _json(tmp_path / "run", "privacy.json") == stopped == _json(whole, "privacy.json")
     ends = [_json(folder, "metrics.json") for folder in (tmp_path / "run", whole)]
@@ -285,17 +252,14 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
 @pytest.mark.medium
 def test_a_run_killed_before_its_first_checkpoint_starts_again(
-    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    composed: Compose, tmp_path: Path
 ) -> None:
     config = composed("seed=3", "rounds=6")
     whole = start(config, tmp_path / "whole")
-    with monkeypatch.context() as kill:
-        _kill_at(kill, 2)
-        with pytest.raises(_Killed):
-            start(config, tmp_path / "run")
+    killed_at(2, lambda: start(config, tmp_path / "run"))
     assert _rounds(tmp_path / "run") == [1, 2]
     resume(tmp_path / "run")
-    assert _generator(tmp_path / "run") == _generator(whole)
+    assert weights(tmp_path / "run") == weights(whole)
     assert _rounds(tmp_path / "run") == list(range(1, 7))
 
 
@@ -307,19 +271,16 @@ def test_a_finished_run_is_left_as_it_is(composed: Compose, tmp_path: Path, stat
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
-def _stopped(composed: Compose, path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Path:
-    with monkeypatch.context() as kill:
-        _kill_at(kill, 3)
-        with pytest.raises(_Killed):
-            start(composed("rounds=6", "report.checkpoint_seconds=0", *more), path)
+def _stopped(composed: Compose, path: Path, *more: str) -> Path:
+    killed_at(3, lambda: start(composed("rounds=6", "report.checkpoint_seconds=0", *more), path))
     return path
 
 
 @pytest.mark.medium
 def test_without_its_key_a_stopped_run_is_over(
-    composed: Compose, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+    composed: Compose, tmp_path: Path, state: Path
 ) -> None:
-    folder = _stopped(composed, tmp_path / "run", monkeypatch)
+    folder = _stopped(composed, tmp_path / "run")
     (key,) = state.rglob("*.key")
     key.unlink()
     with pytest.raises(CheckpointError, match=r"secret noise key .* is missing"):
@@ -352,17 +313,17 @@ def test_two_processes_never_run_in_one_folder(
     assert start(config, place) == place
     assert tried
     alone = start(config, tmp_path / "alone")
-    assert _generator(place) == _generator(alone)
+    assert weights(place) == weights(alone)
     assert _json(place, "metrics.json")["rounds"] == _json(alone, "metrics.json")["rounds"]
 
 
 @pytest.mark.medium
 def test_what_cannot_be_resumed_is_refused_in_one_sentence(
-    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    composed: Compose, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=r"holds no fedsink run \(no config\.yaml\)"):
         resume(tmp_path / "nothing")
-    folder = _stopped(composed, tmp_path / "run", monkeypatch, "seed=1")
+    folder = _stopped(composed, tmp_path / "run", "seed=1")
     config = folder / "config.yaml"
     text = config.read_text()
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -32,9 +32,10 @@ instead of a `Reading`: values, labels, users (or None) and slots."""
 
 
 def own_sources() -> dict[str, Reader]:
-    """Returns the sources of this folder by name."""
+    """The sources of this folder by name."""
     modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
-    return {m.__name__.rpartition(".")[2]: m.read for m in modules if hasattr(m, "read")}
+    found = {m.__name__.rpartition(".")[2]: m.read for m in modules if hasattr(m, "read")}
+    return found | {"fashion_mnist": found["mnist"]}  # which comes in files of the same form
 
 
 SOURCES: Registry[Reader] = Registry("data.name", own_sources(), group="fedsink.data_sources")
@@ -46,13 +47,7 @@ _NOTES: dict[tuple[DataSpec, Split], tuple[str, ...]] = {}  # of what this proce
 
 
 def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
-    """Has `load` return records of another process in this one, and reads nothing.
-
-    Args:
-        spec: the description of the records.
-        split: one of its two splits.
-        data: result of `load` in the other process.
-    """
+    """Has `load` return what it returned in another process, and reads nothing."""
     _GIVEN[spec, split] = data
     load.cache_clear()
 
@@ -75,19 +70,25 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")
     try:
-        returned = read(spec, split)
+        reading: Any = read(spec, split)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"data.name={spec.name} needs the Python package {error.name}: install it."
         ) from None
-    reading = _as_reading(returned, spec)
+    if isinstance(reading, tuple | list) and 2 <= len(reading) <= 4:
+        reading = Reading(*reading)
+    if not isinstance(reading, Reading):
+        raise DataError(
+            f"{spec.name}: the reader returned {described(reading)}; expected tensors (values, "
+            "labels), (values, labels, users) or (values, labels, users or None, slots)."
+        )
     _NOTES[spec, split] = reading.notes
     data = checked_records(reading, spec)
     return data if spec.clients_file is None else data.of_users(participants(spec.clients_file))
 
 
 def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
-    """Returns sentences on what reading a split passed over, changed and found more than once.
+    """Sentences on what reading a split passed over, changed and found more than once.
 
     They are about private records: for the terminal of a simulation or of a node, and for nobody
     else. Only what this process has read is known.
@@ -106,19 +107,3 @@ def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
             "another one, bit by bit: a guarantee for every record holds for each of them alone."
         )
     return tuple(said)
-
-
-def _as_reading(returned: object, spec: DataSpec) -> Reading:
-    """Returns a reader's result as a `Reading`, whose tensors are not checked yet.
-
-    Raises:
-        DataError: it is neither a `Reading` nor a tuple or list of two to four.
-    """
-    if isinstance(returned, Reading):
-        return returned
-    if isinstance(returned, tuple | list) and 2 <= len(returned) <= 4:
-        return Reading(*returned)
-    raise DataError(
-        f"{spec.name}: the reader returned {described(returned)}; expected tensors (values, "
-        "labels), (values, labels, users) or (values, labels, users or None, slots)."
-    )

@@ -13,7 +13,7 @@ from fedsink.errors import DataError
 
 
 def cache_folder() -> Path:
-    """Returns $XDG_CACHE_HOME/fedsink, or ~/.cache/fedsink where that variable is not set."""
+    """$XDG_CACHE_HOME/fedsink, or ~/.cache/fedsink where that variable is not set."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fedsink"
 
@@ -23,9 +23,6 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
     The content is made in a temporary neighbour and renamed, so a crash leaves nothing half
     done. If several processes start together, one wins and all see the same files.
-
-    Raises:
-        DataError: where the cache folder cannot be written.
     """
     if folder.is_dir():
         return folder
@@ -51,14 +48,9 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def key_of(files: Sequence[Path], *facts: object) -> str:
-    """Returns the name of a cache entry that is made from `files`; replaced files give another.
+    """The name of a cache entry made from files of one folder and whatever else decides it.
 
-    Args:
-        files: at least one, of one folder; their names, sizes and times count, and the folder.
-        facts: whatever else decides the content of the entry.
-
-    Raises:
-        OSError: a file is not there.
+    Names, sizes and times of the files count, and the folder: replaced files give another.
     """
     stamps = [(file.name, (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
     whole = repr((str(files[0].resolve().parent), *facts, stamps))

@@ -32,10 +32,6 @@ def read(spec: DataSpec, split: str) -> Reading:
     Pictures are scaled until they cover data.shape (antialiased) and cropped at the centre, as
     for `image_folder`. That takes minutes for all of CelebA, so the result is kept in the cache
     folder under the names, sizes and times of the files.
-
-    Raises:
-        ConfigError: without data.root, or for another shape or number of classes.
-        DataError: for files that are missing, corrupt, or contradict each other.
     """
     if len(spec.shape) != 3 or spec.shape[0] not in MODES or len(spec.classes) != 2:
         raise ConfigError(
@@ -69,7 +65,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _labels(path: Path) -> dict[str, int]:
-    """Returns the attribute of every picture; the second line of the file names the attributes."""
+    """The attribute of every picture; the second line of the file names the attributes."""
     lines = _lines(path)
     names = lines[1].split() if len(lines) > 1 else []
     if ATTRIBUTE not in names:
@@ -88,7 +84,7 @@ def _labels(path: Path) -> dict[str, int]:
 
 
 def _members(path: Path, wanted: str) -> list[str]:
-    """Returns the names of a split's pictures; a name that leads out of their folder is refused."""
+    """The names of a split's pictures; a name that leads out of their folder is refused."""
     members: dict[str, str] = {}
     for number, line in enumerate(_lines(path), start=1):
         parts = line.split()
@@ -121,7 +117,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _pictures(files: list[Path], shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
-    """Returns all pictures, decoded once and kept in the cache folder, and what that changed."""
+    """All pictures, decoded once and kept in the cache folder, and what that changed."""
 
     def fill(folder: Path) -> None:
         pixels = np.empty((len(files), *shape), dtype=np.uint8)

@@ -6,7 +6,6 @@ them, and no file is downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,14 +40,20 @@ def read(spec: DataSpec, split: str) -> Reading:
     k is of class k mod the number of classes. Font, stroke, angle, slant, size and place are drawn
     for every picture, which is then bent (`fedsink.data.deformation`). Ink is 255 on 0; of three
     channels, ink and ground have colours of their own.
-
-    Raises:
-        ConfigError: a class names another character or one twice, or pictures have neither one nor
-            three channels.
-        DataError: matplotlib's fonts are not installed.
     """
-    _check(spec)
-    characters = [character for name in spec.classes for character in name]
+    characters = "".join(spec.classes)
+    if unknown := sorted(set(characters) - set(CHARACTERS)):
+        raise ConfigError(
+            f"glyphs has the digits and the letters A to Z and a to z, and data.classes names "
+            f"{unknown[0]!r}: name each class by its characters, such as [0,1,Aa]."
+        )
+    if len(set(characters)) != len(characters):
+        raise ConfigError(f"glyphs draws a character in one class, got {list(spec.classes)}.")
+    if len(spec.shape) != 3 or spec.shape[0] not in (1, 3):
+        raise ConfigError(
+            f"glyphs are pictures of 1 or 3 channels, got data.shape={list(spec.shape)}; height "
+            "and width can be chosen."
+        )
     label = np.repeat(np.arange(len(spec.classes)), [len(name) for name in spec.classes])
     count = RECORDS[split]
     stream = Stream(b"fedsink glyphs", split)
@@ -59,8 +64,7 @@ def read(spec: DataSpec, split: str) -> Reading:
     drawn = first + (uniform[:, 0] * number).astype(np.int64)
     font = (uniform[:, 1] * len(_FONTS)).astype(np.int64)
     bold = (uniform[:, 2] * 2).astype(np.int64)
-    side = 2 * max(spec.shape[1:])
-    masters = _masters("".join(characters), side)
+    masters = _masters(characters, 2 * max(spec.shape[1:]))
     strokes = torch.stack([masters, functional.max_pool2d(masters, 3, 1, 1)])
     parts = []
     for start in range(0, count, _DRAWN_AT_ONCE):
@@ -76,29 +80,10 @@ def read(spec: DataSpec, split: str) -> Reading:
     return Reading(torch.cat(parts), torch.from_numpy(labels))
 
 
-def _check(spec: DataSpec) -> None:
-    named = "".join(spec.classes)
-    if unknown := sorted(set(named) - set(CHARACTERS)):
-        raise ConfigError(
-            f"glyphs has the digits and the letters A to Z and a to z, and data.classes names "
-            f"{unknown[0]!r}: name each class by its characters, such as [0,1,Aa]."
-        )
-    if len(set(named)) != len(named):
-        raise ConfigError(f"glyphs draws a character in one class, got {list(spec.classes)}.")
-    if len(spec.shape) != 3 or spec.shape[0] not in (1, 3):
-        raise ConfigError(
-            f"glyphs are pictures of 1 or 3 channels, got data.shape={list(spec.shape)}; height "
-            "and width can be chosen."
-        )
-
-
-def _masters(characters: Sequence[str] | str, side: int) -> Tensor:
-    """Returns the characters in every font, (fonts, characters, side, side) in [0, 1].
+def _masters(characters: str, side: int) -> Tensor:
+    """The characters in every font, (fonts, characters, side, side) in [0, 1].
 
     The longer side of a character's box is `_LONGER_SIDE` of the picture, and its box is central.
-
-    Raises:
-        DataError: matplotlib's fonts are not installed.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -126,7 +111,7 @@ def _masters(characters: Sequence[str] | str, side: int) -> Tensor:
 
 
 def _placed(masters: Tensor, uniform: np.ndarray, height: int, width: int) -> Tensor:
-    """Returns masters turned, slanted, scaled and moved, (n, 1, height, width) in [0, 1].
+    """Masters turned, slanted, scaled and moved, (n, 1, height, width) in [0, 1].
 
     They are drawn at twice the size and averaged, so that edges are smooth.
     """

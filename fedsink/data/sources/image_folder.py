@@ -42,17 +42,17 @@ def read(spec: DataSpec, split: str) -> Reading:
 
     A slot is the number of the file's name below its class's folder: a picture keeps it when its
     content changes, when it moves to another class, and when other pictures come or go.
-
-    Raises:
-        ConfigError: without data.root, or for a shape that is not an image of 1 or 3 channels.
-        DataError: for a missing folder or split, a folder that is not a class, no pictures, or a
-            picture that cannot be read: one with an error, or a file that is named as a picture.
     """
     if len(spec.shape) != 3 or spec.shape[0] not in MODES:
         raise ConfigError(
             f"image_folder needs data.shape = (1 or 3 channels, height, width), got {spec.shape}."
         )
-    inventory = Inventory(_root(spec))
+    if spec.root is None:
+        raise ConfigError("image_folder needs data.root, the folder with one folder per class.")
+    root = Path(spec.root).expanduser()
+    if not root.is_dir():
+        raise DataError(f"data.root={root.absolute()} is not a folder; correct the path.")
+    inventory = Inventory(root)
     folder = _folder(spec, split, inventory)
     files = _files(folder, spec, inventory)
     values = torch.empty((len(files), *spec.shape), dtype=torch.uint8)
@@ -76,15 +76,6 @@ def read(spec: DataSpec, split: str) -> Reading:
     return Reading(
         values[: len(labels)], torch.tensor(labels), slots=torch.tensor(slots), notes=notes
     )
-
-
-def _root(spec: DataSpec) -> Path:
-    if spec.root is None:
-        raise ConfigError("image_folder needs data.root, the folder with one folder per class.")
-    root = Path(spec.root).expanduser()
-    if not root.is_dir():
-        raise DataError(f"data.root={root.absolute()} is not a folder; correct the path.")
-    return root
 
 
 def _folder(spec: DataSpec, split: str, inventory: Inventory) -> Path:
@@ -111,7 +102,7 @@ def _folder(spec: DataSpec, split: str, inventory: Inventory) -> Path:
 
 
 def _files(folder: Path, spec: DataSpec, inventory: Inventory) -> list[tuple[str, Path, int]]:
-    """Returns the paths of files with the folders of their classes and their labels."""
+    """The paths of files with the folders of their classes and their labels."""
     labels = {_composed(name): label for label, name in enumerate(spec.classes)}
     names = []
     for path in sorted(folder.iterdir()):
@@ -121,11 +112,12 @@ def _files(folder: Path, spec: DataSpec, inventory: Inventory) -> list[tuple[str
             if not path.is_dir():
                 inventory.pass_over(BESIDE, path)
                 continue
+            split, misplaced = _SPLITS.get(path.name.casefold()), ""
+            if split not in (None, path.name):
+                misplaced = f"no split (that would be {folder.name}/{split}, so rename it) and "
             raise DataError(
-                f"{folder.absolute()} holds the folder {path.name!r}, which is "
-                f"{_misplaced(path.name, folder)}"
-                f"not in data.classes ({', '.join(spec.classes)}); add it there or remove the "
-                "folder."
+                f"{folder.absolute()} holds the folder {path.name!r}, which is {misplaced}not in "
+                f"data.classes ({', '.join(spec.classes)}); add it there or remove the folder."
             )
     tops = [folder / name for name in names]
     files = inventory.walk(tops)
@@ -141,14 +133,6 @@ def _empty(folder: Path, spec: DataSpec) -> DataError:
     )
 
 
-def _misplaced(name: str, folder: Path) -> str:
-    """Returns the remark that a folder looks like a split under another name, or nothing."""
-    split = _SPLITS.get(name.casefold())
-    if split in (None, name):
-        return ""
-    return f"no split (that would be {folder.name}/{split}, so rename it) and "
-
-
 def _composed(name: str) -> str:
-    """Returns a name with accents in one form: file systems and keyboards differ in theirs."""
+    """A name with accents in one form: file systems and keyboards differ in theirs."""
     return unicodedata.normalize("NFC", name)

@@ -57,12 +57,7 @@ class Inventory:
         return hidden
 
     def is_new(self, path: str | Path, status: os.stat_result | None = None) -> bool:
-        """Tells if a path is of a regular file that was not found before, and counts others.
-
-        Args:
-            path: of a file.
-            status: of the file, if it is known.
-        """
+        """Tells if a path is of a regular file that was not found before, and counts others."""
         try:
             status = status or os.stat(path)
         except (OSError, ValueError):
@@ -87,9 +82,6 @@ class Inventory:
 
         Returns:
             For each file the position of its folder in `tops`, and its path.
-
-        Raises:
-            DataError: a folder cannot be listed.
         """
         found: list[tuple[int, str, str]] = []
         folders = [(number, str(top)) for number, top in enumerate(tops) if not top.is_symlink()]
@@ -120,11 +112,7 @@ class Inventory:
         return [(number, os.path.join(place, name)) for number, place, name in sorted(found)]
 
     def notes(self, read: int) -> Iterator[str]:
-        """Yields how many files were read and were not, then a sentence for each reason.
-
-        Args:
-            read: the number of files.
-        """
+        """Yields how many files were `read` and were not, then a sentence for each reason."""
         if passed := sum(map(len, self._passed.values())):
             yield f"Files read: {read}. Passed over: {passed}."
         for why, names in self._passed.items():

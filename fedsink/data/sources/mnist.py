@@ -29,16 +29,12 @@ _MOST_RECORDS = 1_000_000  # in one file: 784 MB, whatever a header says
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Returns uint8 images (N, 1, 28, 28) and labels of one split.
-
-    Raises:
-        DataError: where the files are missing, corrupt, or cannot be downloaded.
-    """
+    """Returns uint8 images (N, 1, 28, 28) and labels of one split."""
     folder = _FOLDERS[spec.name]
     root = _downloaded(folder, spec) if spec.root is None else Path(spec.root).expanduser()
     raw = root / folder / "raw"
     names = [f"{part}-{kind}" for part in _NAMES.values() for kind in (_IMAGES, _LABELS)]
-    files = {name: _plain_or_gz(raw / name) for name in names}
+    files = {name: raw / name if (raw / name).is_file() else raw / f"{name}.gz" for name in names}
     if missing := [name for name, file in files.items() if not file.is_file()]:
         raise DataError(
             f"{raw.absolute()} does not hold {', '.join(missing)} (plain or .gz); set data.root "
@@ -49,12 +45,8 @@ def read(spec: DataSpec, split: str) -> Reading:
     return Reading(images.unsqueeze(1), _records(files[f"{_NAMES[split]}-{_LABELS}"], ()))
 
 
-def _plain_or_gz(path: Path) -> Path:
-    return path if path.is_file() else path.with_name(path.name + ".gz")
-
-
 def _records(file: Path, shape: tuple[int, ...]) -> Tensor:
-    """Returns the bytes (N, *shape) of a file in the format IDX, of which no more is unpacked."""
+    """The bytes (N, *shape) of a file in the format IDX, of which no more is unpacked."""
     header = struct.Struct(f">{2 + len(shape)}i")
     try:
         packed = gzip.GzipFile(file) if file.suffix == ".gz" else file.open("rb")
@@ -80,7 +72,7 @@ def _records(file: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 def _downloaded(folder: str, spec: DataSpec) -> Path:
-    """Returns the cache folder, after downloading the files that it lacks."""
+    """The cache folder, after downloading the files that it lacks."""
     root = cache_folder() / "torchvision"
     if not (root / folder).is_dir() and not spec.download:
         raise DataError(

@@ -52,11 +52,7 @@ class NoPictureError(DataError):
 
 @dataclass
 class ChangedPictures:
-    """Counts pictures that reading at one shape changes.
-
-    Args:
-        shape: (1 or 3, height, width) of the tensors.
-    """
+    """Counts pictures that reading at one shape, (1 or 3, height, width), changes."""
 
     shape: tuple[int, ...]
     _sizes: Counter[tuple[int, int]] = field(default_factory=Counter, init=False)
@@ -67,15 +63,7 @@ class ChangedPictures:
     def add(
         self, path: str | Path, picture: Image, *, deep: bool, turned: bool, pages: bool
     ) -> None:
-        """Counts one picture, as it is after it was decoded and turned.
-
-        Args:
-            path: of its file.
-            picture: with the mode and size that it has there.
-            deep: it has more than 8 bits.
-            turned: as EXIF data say.
-            pages: its file holds more of them.
-        """
+        """Counts one picture, decoded and turned by now; `deep`: it had more than 8 bits."""
         width, height = picture.size
         self._sizes[width, height] += 1
         self._largest = max(self._largest, (max(width, height), f"{width}×{height}", str(path)))
@@ -88,18 +76,21 @@ class ChangedPictures:
             self._pages.append(str(path))
 
     def notes(self) -> tuple[str, ...]:
-        """Returns one sentence for each kind of change, the most telling first."""
+        """One sentence for each kind of change, the most telling first."""
         channels, height, width = self.shape
         number = self._sizes.total()
         other = {size: n for size, n in self._sizes.items() if size != (width, height)}
         notes = []
         if other:
             (wide, high), most = max(other.items(), key=lambda item: item[1])
-            cut = max(1 - _kept(size, (width, height)) for size in other)
+            # A picture that covers the target keeps this share of its area.
+            sides = [(w * height, h * width) for w, h in other]
+            cut = 1 - min(min(pair) / max(pair) for pair in sides)
+            cut_off = f", which cuts off up to {100 * cut:.0f} %" if cut >= 0.005 else ""
             notes.append(
                 f"{_share(sum(other.values()), number)} of another size than data.shape says "
                 f"({width} wide, {height} high), most often {wide} wide and {high} high: scaled "
-                f"until it is covered, and cropped at the centre{_cut(cut)}."
+                f"until it is covered, and cropped at the centre{cut_off}."
             )
             if (wide, high) == (height, width) and 2 * most > number:
                 notes[-1] += (
@@ -138,16 +129,6 @@ def _share(some: int, of: int) -> str:
     return f"{some} of {of} pictures {'is' if some == 1 else 'are'}"
 
 
-def _cut(share: float) -> str:
-    return f", which cuts off up to {100 * share:.0f} %" if share >= 0.005 else ""
-
-
-def _kept(size: tuple[int, int], target: tuple[int, int]) -> float:
-    """Returns the share of a picture that remains when it covers a target; 1 if proportional."""
-    wide, high = size[0] * target[1], size[1] * target[0]
-    return min(wide, high) / max(wide, high)
-
-
 def read_picture(
     path: str | Path,
     shape: tuple[int, ...],
@@ -161,17 +142,8 @@ def read_picture(
     three equal channels. Grey of more than 8 bits is scaled from the range of its type, and never
     clipped: unsigned integers from all that their bits can hold, or from the range that the file
     states (PGM's maxval, TIFF's BitsPerSample, its MaxSampleValue if that is 2^k − 1), floating
-    point from [0, 1].
-
-    Args:
-        path: of a regular file.
-        shape: (1 or 3, height, width).
-        changed: counts what is changed.
-        limits: replaces those ranges, and is needed for integers that have a sign or 32 bits.
-
-    Raises:
-        NoPictureError: the file holds none of the formats.
-        DataError: it cannot be read, has more than `MOST_PIXELS`, or values outside the range.
+    point from [0, 1]. `limits` replace those ranges, and are needed for integers that have a sign
+    or 32 bits. A file that holds none of the formats is a `NoPictureError`.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -278,7 +250,7 @@ class _Depth:
         )
 
     def bytes(self, path: str | Path, picture: Image, limits: Limits | None) -> Image:
-        """Returns a picture of bytes; raises DataError for values outside the range."""
+        """A picture of bytes; values outside the range are refused."""
         from PIL import Image
 
         if self.colours:

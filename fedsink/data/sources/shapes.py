@@ -6,8 +6,6 @@ and hue tell their classes apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -38,30 +36,7 @@ def read(spec: DataSpec, split: str) -> Reading:
     blue. Place, size, angle, hue, ground and shading are drawn for every picture, and a little
     noise for every pixel. Record k is of class k mod the number of classes. Other classes than
     `CLASSES` have draws of their own.
-
-    Raises:
-        ConfigError: for another number of channels, or a class that is unknown.
     """
-    _check(spec)
-    kinds = np.array([_KINDS[name] for name in spec.classes])
-    random = np.random.Generator(np.random.PCG64(_seed(spec.classes, split)))
-    labels = np.arange(RECORDS[split]) % len(kinds)
-    pixels = np.concatenate(
-        [
-            _pictures(kinds[labels[first : first + _BLOCK]], spec.shape[1], spec.shape[2], random)
-            for first in range(0, len(labels), _BLOCK)
-        ]
-    )
-    return Reading(torch.from_numpy(pixels), torch.from_numpy(labels))
-
-
-def _seed(classes: tuple[str, ...], split: str) -> Sequence[int]:
-    """Returns the seed of a list of classes: no two lists have draws in common."""
-    others = [] if classes == CLASSES else "|".join(classes).encode()
-    return [_SEEDS[split], *others]
-
-
-def _check(spec: DataSpec) -> None:
     if len(spec.shape) != 3 or spec.shape[0] != 3:
         raise ConfigError(
             f"shapes has 3 channels, got data.shape={list(spec.shape)}; only height and width can "
@@ -73,6 +48,18 @@ def _check(spec: DataSpec) -> None:
             f"{CLASSES[0]!r}. Tones are {', '.join(TONES)}, forms "
             f"{', '.join((*FORMS, *OTHER_FORMS))}."
         )
+    kinds = np.array([_KINDS[name] for name in spec.classes])
+    # No two lists of classes have draws in common.
+    others = [] if spec.classes == CLASSES else "|".join(spec.classes).encode()
+    random = np.random.Generator(np.random.PCG64([_SEEDS[split], *others]))
+    labels = np.arange(RECORDS[split]) % len(kinds)
+    pixels = np.concatenate(
+        [
+            _pictures(kinds[labels[first : first + _BLOCK]], spec.shape[1], spec.shape[2], random)
+            for first in range(0, len(labels), _BLOCK)
+        ]
+    )
+    return Reading(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
 def _pictures(kinds: Array, height: int, width: int, random: np.random.Generator) -> Array:
@@ -108,15 +95,11 @@ def _pictures(kinds: Array, height: int, width: int, random: np.random.Generator
 
 
 def _rgb(hue: Array, saturation: Array, value: Array) -> Array:
-    """Returns red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
+    """Red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
     steps = (np.array([5.0, 3.0, 1.0], dtype=np.float32) + 6.0 * hue[:, 0]) % 6.0
     ramp = np.clip(np.minimum(steps, 4.0 - steps), 0.0, 1.0)
     mixed: Array = value[:, 0] * (1.0 - saturation[:, 0] * ramp)
     return mixed
-
-
-def _square(u: Array, v: Array, half: float) -> Array:
-    return np.maximum(np.abs(u), np.abs(v)) - half
 
 
 def _bar(u: Array, v: Array) -> Array:
@@ -126,7 +109,7 @@ def _bar(u: Array, v: Array) -> Array:
 _OUTSIDE = (
     lambda u, v: np.hypot(u, v) - 1.0,
     lambda u, v: np.abs(np.hypot(u, v) - 0.78) - 0.26,
-    lambda u, v: _square(u, v, 0.85),
+    lambda u, v: np.maximum(np.abs(u), np.abs(v)) - 0.85,
     lambda u, v: np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6,
     lambda u, v: np.minimum(_bar(u, v), _bar(v, u)),
     lambda u, v: 0.55 * (np.hypot(u, v / 0.55) - 1.0),

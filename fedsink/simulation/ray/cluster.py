@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,8 @@ _PATIENCE = 5.0  # seconds for a head node to take a connection
 def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
     """Ray's module, connected: by its own user where he is, else by us.
 
-    Args:
-        address: None for an instance of only this machine, which ends with the process; "auto"
-            or "host:port" for a cluster that runs already.
-        num_cpus: CPU cores of an instance of this machine; None means all.
-        debug: show the logs of Ray and the actors.
-
-    Raises:
-        ConfigError: there is no such cluster, or this machine is none of its nodes.
+    Without an address it is an instance of only this machine, of `num_cpus` cores or all, which
+    ends with the process.
     """
     if ray_is_connected():
         return sys.modules["ray"]
@@ -55,8 +49,6 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
         "_system_config": {"max_direct_call_object_size": INLINE},
     }
     if address is not None:
-        import fedsink
-
         _refuse_silence(address)
         # A path: the driver of a submitted job (ray job submit) cannot copy a module.
         options = {"runtime_env": {"py_modules": [str(Path(fedsink.__file__).parent)]}}
@@ -81,15 +73,18 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
 
 
 def check_instance(address: str | None, num_cpus: float | None) -> None:
-    """Refuses keys that the instance does not have that this process is connected to already.
-
-    Raises:
-        ConfigError: it is another than `address`, has its own cores, or is seen by Ray's client; or
-            this process is connected to none, and a new one has no room for its sockets.
-    """
+    """Refuses keys that the instance does not have that this process is connected to already."""
     if not ray_is_connected():
-        if address is None:
-            _refuse_deep_folder()
+        if address is None:  # a new instance makes its sockets below the folder of temporary files
+            name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+            length = len(os.fsencode(os.environ.get(name, "/tmp")))
+            below = f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
+            if length > (most := _LONGEST_SOCKET - len(below)):
+                raise ConfigError(
+                    f"{name} has {length} bytes, and Ray's sockets lie too deep below a folder of "
+                    f"more than {most}: set RAY_TMPDIR to a shorter one, such as /tmp, or say "
+                    "engine=local."
+                )
         return
     ray = sys.modules["ray"]
     leave = "leave it out, or call ray.shutdown() first"
@@ -108,18 +103,6 @@ def check_instance(address: str | None, num_cpus: float | None) -> None:
         raise ConfigError(
             f"engine.address={address} is another Ray than that of {here}, which this process is "
             f"connected to already: {leave}."
-        )
-
-
-def _refuse_deep_folder() -> None:
-    """Refuses a folder of temporary files in which Ray cannot make its sockets."""
-    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
-    length = len(os.fsencode(os.environ.get(name, "/tmp")))
-    below = f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
-    if length > (most := _LONGEST_SOCKET - len(below)):
-        raise ConfigError(
-            f"{name} has {length} bytes, and Ray's sockets lie too deep below a folder of more "
-            f"than {most}: set RAY_TMPDIR to a shorter one, such as /tmp, or say engine=local."
         )
 
 
@@ -163,16 +146,7 @@ class CohortPlaces:
 
     Cohorts of a lost node wait until there is room elsewhere. They ask Ray one by one: a placement
     group that lacks room for a lost bundle keeps Ray's head busy (Ray's pull request 65007), and
-    no new node can join.
-
-    Args:
-        ray: the module, connected.
-        clients: number of clients.
-        cohorts: number of places, at most one for each client; None: one per CPU core.
-        num_gpus: fraction of a GPU for each cohort.
-
-    Raises:
-        ConfigError: the nodes lack the GPUs that the cohorts ask for.
+    no new node can join. There is at most one for each client; without `cohorts`, one per CPU core.
     """
 
     def __init__(self, ray: Any, clients: int, cohorts: int | None, num_gpus: float) -> None:
@@ -180,20 +154,16 @@ class CohortPlaces:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         cores = sum(int(resources.get("CPU", 0)) for resources in nodes)
         self.count = min(clients, cohorts or max(1, cores))
-        if num_gpus > 0:
-            self._check_gpus(nodes, num_gpus)
         self.resources = {"CPU": share_of_core(cores, self.count)}
         if num_gpus > 0:
             self.resources["GPU"] = num_gpus
-
-    def _check_gpus(self, nodes: Sequence[Mapping[str, float]], share: float) -> None:
-        gpus = [resources.get("GPU", 0.0) for resources in nodes]
-        if self.count > sum(room(of_node, share) for of_node in gpus):
-            # Ray would wait for ever for a GPU to appear.
-            raise ConfigError(
-                f"{self.count} cohorts of engine.num_gpus={share:g} do not fit on "
-                f"{sum(gpus):g} GPUs: lower engine.num_gpus or engine.actors."
-            )
+            gpus = [resources.get("GPU", 0.0) for resources in nodes]
+            if self.count > sum(room(of_node, num_gpus) for of_node in gpus):
+                # Ray would wait for ever for a GPU to appear.
+                raise ConfigError(
+                    f"{self.count} cohorts of engine.num_gpus={num_gpus:g} do not fit on "
+                    f"{sum(gpus):g} GPUs: lower engine.num_gpus or engine.actors."
+                )
 
     def options(self) -> dict[str, Any]:
         """Ray's options that give an actor a place."""
@@ -207,15 +177,9 @@ class CohortPlaces:
         """The resources that each cohort asks for, and those that are free, in words."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         available = self._ray.available_resources()
-        free = {name: available.get(name, 0.0) for name in self.resources}
-        return (
-            f"each asks for {_words(self.resources)}, and on {len(nodes)} live nodes "
-            f"{_words(free)} are free"
-        )
-
-
-def _words(resources: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+        asked = " and ".join(f"{amount:g} {name}" for name, amount in self.resources.items())
+        free = " and ".join(f"{available.get(name, 0.0):g} {name}" for name in self.resources)
+        return f"each asks for {asked}, and on {len(nodes)} live nodes {free} are free"
 
 
 def first_line(error: BaseException) -> str:
@@ -253,36 +217,17 @@ def versions() -> dict[str, str]:
 
 
 def refuse_versions(node: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Refuses a node that has other versions than the driver.
-
-    Args:
-        node: in words.
-        here: `versions` of the driver.
-        there: `versions` of a process of the node.
-
-    Raises:
-        ClientError: it lacks a package, or has it in another version.
-    """
+    """Refuses a node, named in words, that has other `versions` than the driver."""
     for package, expected in here.items():
-        found = there.get(package)
-        if found != expected:
-            stated = "none" if found is None else found
+        if (found := there.get(package)) != expected:
             raise ClientError(
-                f"{node} of the Ray cluster has {package} {stated}, and the driver has "
+                f"{node} of the Ray cluster has {package} {found or 'none'}, and the driver has "
                 f"{expected}: install the same version on both."
             )
 
 
 def refuse_unencrypted(here: str, nodes: Collection[str]) -> None:
-    """Refuses to send a secret to other nodes in the clear.
-
-    Args:
-        here: the id of the driver's node.
-        nodes: the ids of the nodes that the secret would be sent to.
-
-    Raises:
-        PrivacyError: some of them are other nodes, and Ray does not encrypt.
-    """
+    """Refuses to send a secret from the node `here` to others of the `nodes` in the clear."""
     encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
     others = set(nodes) - {here}
     if others and not encrypted:
@@ -296,15 +241,8 @@ def refuse_unencrypted(here: str, nodes: Collection[str]) -> None:
 class NodeRecords:
     """The records of a run, the same at every node: read by each, or put into Ray's memory once.
 
-    Args:
-        ray: the module, connected.
-        spec: of the records.
-        sent: this process reads them, and Ray's memory holds them for all processes of a node
-            without a copy for each; else every process reads them itself, and its digest is
-            compared with that of this process.
-
-    Raises:
-        DataError: they cannot be read here.
+    If they are `sent`, Ray's memory holds them for all processes of a node without a copy for each;
+    else every process reads them itself, and its digest is compared with that of this process.
     """
 
     def __init__(self, ray: Any, spec: DataSpec, *, sent: bool) -> None:
@@ -320,14 +258,7 @@ class NodeRecords:
         return actor.digest.remote(self._spec)
 
     def check(self, answers: Mapping[str, str]) -> None:
-        """Refuses nodes that read other records.
-
-        Args:
-            answers: to `call`, by node in words.
-
-        Raises:
-            DataError: a node has others, or none.
-        """
+        """Refuses nodes that read other records, by their answers to `call`."""
         for node, digest in answers.items():
             if self._put is None and digest != self._digest:
                 raise DataError(

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsink.errors import ClientError
-from fedsink.simulation.ray.actor import Actor
+import numpy as np
+from flwr.app import Error, RecordDict
+
+from fedsink.clients.node import grant, keep_states
+from fedsink.data.labelled import LabelledData
+from fedsink.data.sources import give, load
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ClientError, FedsinkError
+from fedsink.protocol.exchange import Content
 from fedsink.simulation.ray.cluster import (
     CohortPlaces,
     NodeRecords,
@@ -17,23 +25,88 @@ from fedsink.simulation.ray.cluster import (
     node_in_words,
     refuse_unencrypted,
     refuse_versions,
+    versions,
 )
 
 if TYPE_CHECKING:
-    from fedsink.simulation.virtual_clients import Cohort
+    from fedsink.simulation.grid import Portion
+    from fedsink.simulation.virtual_clients import Cohort, Job
 
 log = logging.getLogger("fedsink.simulation")
 
 _PAUSE = 0.2  # seconds before an actor that died at once is replaced again
 
 
-class _LostError(Exception):
-    """Some of the actors that were asked are gone.
+class Question(NamedTuple):
+    """The part of one round's messages that is sent to all cohorts alike."""
 
-    Args:
-        answers: of the other actors, by place.
-        errors: Ray's, by place.
+    contents: list[Any]  # the distinct ones of the messages, or `Content.said` of the broadcasts
+    passes: list[bytes]  # digests of the uses that are charged, where the cohorts have no ledger
+
+
+class Actor:
+    """Runs one cohort in a separate process.
+
+    Before `host` only `place`, `versions`, `digest` and `hold` may be called: the cohort's key and
+    settings are sent to a process that has shown its node, its versions and its records.
+
+    Arguments and answers are pickled, except that tensors travel as NumPy arrays, which Ray copies
+    directly.
     """
+
+    def __init__(self, debug: bool) -> None:
+        logging.getLogger("fedsink").setLevel(logging.DEBUG if debug else logging.ERROR)
+        self._cohort: Cohort
+
+    def place(self) -> str:
+        """The id of the Ray node that this process is on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def digest(self, data: DataSpec) -> str:
+        """The digest of the records as they are read here, or an error in words."""
+        try:
+            return load(data).digest()
+        except FedsinkError as error:
+            return f"none ({error})"
+
+    def hold(self, data: DataSpec, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes the records from Ray's memory, where all processes of a node share them."""
+        give(data, "train", LabelledData.of_arrays(arrays))
+
+    def versions(self) -> dict[str, str]:
+        return versions()
+
+    def host(self, build: Callable[[], Cohort]) -> None:
+        self._cohort = build()
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def answer(self, said: bytes, jobs: list[Job]) -> list[tuple[int, RecordDict | Error]]:
+        """Answers messages one by one."""
+        question: Question = pickle.loads(said)
+        grant(question.passes)
+        return self._cohort.answer_jobs(question.contents, jobs)
+
+    def keep(self, said: bytes, rounds: list[int]) -> None:
+        """Stores the states of this cohort's clients after a round."""
+        keep_states(rounds[0])
+
+    def add_up(self, said: bytes, portions: Sequence[Portion], message_type: str) -> list[Any]:
+        """Answers portions of broadcasts: the values of a `PartialSum` for each."""
+        question: Question = pickle.loads(said)
+        grant(question.passes)
+        received = [Content.received(content) for content in question.contents]
+        return [
+            ([(block, values.numpy()) for block, values in p.sums], p.clients, p.failures)
+            for p in self._cohort.add_up(message_type, received, portions)
+        ]
+
+
+class _LostError(Exception):
+    """Some of the actors are gone: Ray's errors, and the answers of the others, by place."""
 
     def __init__(self, answers: Mapping[int, Any], errors: Mapping[int, Any]) -> None:
         super().__init__(f"{len(errors)} actors are gone")
@@ -94,14 +167,7 @@ class Cohorts:
     def ask(self, method: str, shared: Any, work: Sequence[Sequence[Any]], *more: Any) -> list[Any]:
         """Calls a method of every actor that has work; the answers of the others are empty.
 
-        Args:
-            method: of `Actor`.
-            shared: its first argument, pickled once.
-            work: its second argument, for each place.
-            more: its other arguments.
-
-        Raises:
-            ClientError: actors died again and again, found no place, or did not answer in time.
+        Its arguments are what is `shared`, pickled once, the work of each place, and `more`.
         """
         if not self._ready:
             self._start(range(len(self.actors)))
@@ -134,12 +200,7 @@ class Cohorts:
             self._ray.kill(actor)
 
     def _received(self, calls: Mapping[int, Any]) -> dict[int, Any]:
-        """The answers to calls by their place.
-
-        Raises:
-            _LostError: actors are gone.
-            ClientError: actors did not answer in time.
-        """
+        """The answers to calls by their place, or a `_LostError`."""
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
 
         def get(received: Any) -> Any:
@@ -170,24 +231,31 @@ class Cohorts:
             self.actors[place] = self._new()
 
     def _start(self, places: Collection[int]) -> None:
-        """Waits for new actors, checks their nodes, and has them build their cohorts.
-
-        Raises:
-            ClientError: they found no place in time, died, or cannot be used.
-            PrivacyError: a secret would be sent to other nodes in the clear.
-        """
+        """Waits for new actors, checks their nodes, and has them build their cohorts."""
         deadline = time.monotonic() + self._revive_seconds
         while True:
             try:
                 nodes = self._started(places, deadline)
+                actors = {place: self.actors[place] for place in nodes}
                 if self._versions is not None:
-                    self._compare(nodes, self._versions)
+                    calls = {place: actor.versions.remote() for place, actor in actors.items()}
+                    for place, there in self._received(calls).items():
+                        node = node_in_words(self._ray, nodes[place])
+                        refuse_versions(node, self._versions, there)
                 if self._secret:
                     here = self._ray.get_runtime_context().get_node_id()
                     refuse_unencrypted(here, nodes.values())
                 if self._records is not None:
-                    self._hand_out(nodes, self._records)
-                self._host(places)
+                    calls = {place: self._records.call(actor) for place, actor in actors.items()}
+                    read = self._received(calls).items()
+                    self._records.check({node_in_words(self._ray, nodes[p]): a for p, a in read})
+                built = {place: actor.host.remote(self._build) for place, actor in actors.items()}
+                try:
+                    self._received(built)
+                except self._ray.exceptions.RayTaskError as error:
+                    raise ClientError(
+                        "A Ray actor could not build the apps of its clients; --debug shows why."
+                    ) from error
                 return
             except _LostError as lost:  # Ray may have put actors on a node that is going down
                 if time.monotonic() > deadline:
@@ -225,26 +293,6 @@ class Cohorts:
                         ": install fedsink's requirements on every node."
                     ) from cause
             raise
-
-    def _compare(self, nodes: Mapping[int, str], versions: Mapping[str, str]) -> None:
-        """Refuses nodes that have other versions than this process."""
-        calls = {place: self.actors[place].versions.remote() for place in nodes}
-        for place, there in self._received(calls).items():
-            refuse_versions(node_in_words(self._ray, nodes[place]), versions, there)
-
-    def _hand_out(self, nodes: Mapping[int, str], records: NodeRecords) -> None:
-        """Has new actors read or take the records; refuses nodes that have others."""
-        calls = {place: records.call(self.actors[place]) for place in nodes}
-        answers = self._received(calls)
-        records.check({node_in_words(self._ray, nodes[p]): a for p, a in answers.items()})
-
-    def _host(self, places: Collection[int]) -> None:
-        try:
-            self._received({place: self.actors[place].host.remote(self._build) for place in places})
-        except self._ray.exceptions.RayTaskError as error:
-            raise ClientError(
-                "A Ray actor could not build the apps of its clients; --debug shows why."
-            ) from error
 
 
 def _died() -> ClientError:

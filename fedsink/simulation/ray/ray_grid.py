@@ -25,7 +25,6 @@ from fedsink.privacy import SecretKey
 from fedsink.protocol.exchange import Content, Exchange
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.simulation.grid import NO_REPLIES, PartialSum, SimulationGrid, client_of, divide
-from fedsink.simulation.ray.actor import Question
 from fedsink.simulation.ray.cluster import (
     INLINE,
     INLINE_JOINED,
@@ -34,7 +33,7 @@ from fedsink.simulation.ray.cluster import (
     start,
     versions,
 )
-from fedsink.simulation.ray.cohorts import Cohorts
+from fedsink.simulation.ray.cohorts import Cohorts, Question
 from fedsink.simulation.virtual_clients import Cohort, Hosted, Job, fedsink_apps, keep_freed_memory
 
 
@@ -46,25 +45,15 @@ class RayGrid(SimulationGrid):
 
     Args:
         settings: of the clients, from which each cohort builds its apps.
-        actors: number of cohorts; None means one per CPU core, at most one per client.
+        actors, num_cpus, num_gpus, data, timeout, revive_seconds: as in `EngineSettings`. Ray shows
+            a GPU only to its cohort's actor (CUDA_VISIBLE_DEVICES), where `settings.device` is
+            "cuda".
         address: None for a Ray instance of only this machine, or the one that this process is
             connected to already; "auto" or "host:port" for a cluster, whose processes are then
             given this fedsink. Those of several machines are compared with this one.
-        num_cpus: CPU cores of an instance of this machine; None means all.
-        num_gpus: fraction of a GPU that each cohort holds; Ray shows it only to the cohort's
-            actor (CUDA_VISIBLE_DEVICES), where `settings.device` is "cuda".
-        data: "path": every node reads the records where `settings.data` says; "object_store":
-            Ray's memory holds them once a node.
-        timeout: seconds to wait for a round's replies; None waits for ever.
-        revive_seconds: time to wait for places for the cohorts, at the start and after a loss.
         debug: print the clients' logs.
         host: builds a cohort's apps from the settings; picklable.
         revivals: number of times that a round's requests are sent again because cohorts were lost.
-
-    Raises:
-        ConfigError: there is no such cluster, or it lacks the GPUs that the cohorts ask for.
-        DataError: the records cannot be read here.
-        PrivacyError: the clients' noise cannot be drawn on other machines.
     """
 
     def __init__(
@@ -91,8 +80,11 @@ class RayGrid(SimulationGrid):
         try:
             self._batched = host(settings).batched
             joined = address is not None or len(self._ray.nodes()) > 1
-            if joined:
-                settings = self._without_files(settings)
+            if joined:  # no path of this disk is for other machines
+                if settings.seed is None:
+                    self._admission = DriverAdmission(settings)
+                    settings = self._admission.settings
+                settings = replace(settings, key_file=None, ledger=None)
             places = CohortPlaces(self._ray, settings.clients, actors, num_gpus)
             if joined or data == "object_store":
                 records = NodeRecords(self._ray, settings.data, sent=data == "object_store")
@@ -115,19 +107,7 @@ class RayGrid(SimulationGrid):
                 self._ray.shutdown()
             raise
 
-    def _without_files(self, settings: NodeSettings) -> NodeSettings:
-        """The settings for cohorts on other machines, without any path of this disk."""
-        if settings.seed is None:
-            self._admission = DriverAdmission(settings)
-            settings = self._admission.settings
-        return replace(settings, key_file=None, ledger=None)
-
     def execute(self, messages: Sequence[Message]) -> list[Message]:
-        """Answers one round's messages.
-
-        Raises:
-            ClientError: actors died again and again, or did not answer in time.
-        """
         places: dict[int, int] = {}
         contents: list[RecordDict] = []
         jobs: list[list[Job]] = [[] for _ in range(len(self.cohorts))]
@@ -145,15 +125,9 @@ class RayGrid(SimulationGrid):
         ]
 
     def adds_up(self, message_type: str) -> bool:
-        """The cohorts answer messages of this type at once."""
         return self._batched is not None and self._batched.handles(message_type)
 
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
-        """The sums of the cohorts' replies.
-
-        Raises:
-            ClientError: actors died again and again, or did not answer in time.
-        """
         block = BLOCK if self._batched is None else self._batched.block
         shares = divide(exchange, len(self.cohorts), block)
         contents = [broadcast.content.said for broadcast in exchange.broadcasts]
@@ -170,11 +144,6 @@ class RayGrid(SimulationGrid):
         return partial_sums
 
     def keep(self, round: int) -> None:
-        """Stores the states of the cohorts' clients.
-
-        Raises:
-            ClientError: actors died again and again, or did not answer in time.
-        """
         self.cohorts.ask("keep", Question([], []), [[round] for _ in range(len(self.cohorts))])
 
     def close(self) -> None:
@@ -194,25 +163,17 @@ class DriverAdmission:
     Guarantees:
         - A charge is committed before its message is sent to any cohort.
         - The key is given only to processes on this machine's node, or over TLS.
-
-    Attributes:
-        settings: those of the cohorts, with the key and without a path of this disk.
-
-    Args:
-        settings: of this machine, with its files.
-
-    Raises:
-        PrivacyError: replies must be stored on this disk, or the key cannot be read.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
         key = SecretKey.load(self.lendable(settings))
         self._clients = NodeCohort(replace(settings, device="cpu"))  # they compute nothing here
+        # Of the cohorts: with the key, and without a path of this disk.
         self.settings = replace(settings, lent=key, key_file=None, ledger=None)
 
     @staticmethod
     def lendable(settings: NodeSettings) -> Path:
-        """Returns the key file; raises PrivacyError where replies must be stored on this disk."""
+        """The key file; refused where replies must be stored on this disk."""
         if settings.policy is not None or settings.noise == "secure" or settings.key_file is None:
             kept = "policy=" if settings.policy is not None else "noise=secure"
             raise PrivacyError(
@@ -222,7 +183,7 @@ class DriverAdmission:
         return settings.key_file
 
     def admit(self, exchange: Exchange) -> list[bytes]:
-        """Charges a round of broadcasts; returns the passes of all admitted clients."""
+        """Charges a round of broadcasts; the passes of all admitted clients."""
         return [
             digest
             for broadcast in exchange.broadcasts
@@ -232,7 +193,7 @@ class DriverAdmission:
         ]
 
     def admit_each(self, messages: Sequence[Message]) -> list[bytes]:
-        """Charges single messages; returns the passes of all admitted clients."""
+        """Charges single messages; the passes of all admitted clients."""
         return [
             digest
             for message in messages

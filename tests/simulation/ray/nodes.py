@@ -37,11 +37,7 @@ class Nodes:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._folder = folder
-        self._environment = {
-            **os.environ,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            **(environment or {}),
-        }
+        self._environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **(environment or {})}
         self._lock = threading.Lock()
         self._started: list[subprocess.Popen[bytes]] = []
         with socket.socket() as free:

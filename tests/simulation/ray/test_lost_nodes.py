@@ -16,18 +16,14 @@ from fedsink.errors import ClientError
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.simulated_run import resume, start
 
-from ..conftest import Compose
+from ..conftest import Compose, weights
 from .nodes import Nodes
 
 pytestmark = pytest.mark.slow
 
 _RUN = (
-    "seed=5",
-    "clients=5",
-    "rounds=12",
-    "strategy.schedule=joint",
-    "report.pictures=0",
-    "report.html=false",
+    *("seed=5", "clients=5", "rounds=12", "strategy.schedule=joint"),
+    *("report.pictures=0", "report.html=false"),
 )
 
 
@@ -41,11 +37,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 @pytest.fixture
 def expected(composed: Compose, tmp_path: Path) -> bytes:
     """The generator of the same run in one process."""
-    return generator(start(composed(*_RUN, "engine=local"), tmp_path / "local"))
-
-
-def generator(folder: Path) -> bytes:
-    return (folder / "generator.safetensors").read_bytes()
+    return weights(start(composed(*_RUN, "engine=local"), tmp_path / "local"))
 
 
 def cluster_run(composed: Compose, nodes: Nodes, *more: str) -> dict[str, Any]:
@@ -82,7 +74,7 @@ def test_the_clients_of_a_lost_node_go_on_at_one_that_joins_later(
     meanwhile(monkeypatch, {4: power_cut})
     folder = start(cluster_run(composed, nodes), tmp_path / "run")
     assert later.finished.is_set()
-    assert generator(folder) == expected
+    assert weights(folder) == expected
 
 
 def test_without_another_node_the_run_stops_in_time_and_resumes_to_the_same_bytes(
@@ -113,7 +105,7 @@ def test_without_another_node_the_run_stops_in_time_and_resumes_to_the_same_byte
         start(config, tmp_path / "run")
     assert time.monotonic() - cut[0] < 60 + 15  # until the loss is noticed
     assert nodes.head_seconds() - before[0] < 20  # of 60: a head that tries again and again has 50
-    assert generator(resume(tmp_path / "run")) == expected
+    assert weights(resume(tmp_path / "run")) == expected
 
 
 def test_a_node_with_another_torch_is_refused(

@@ -26,8 +26,8 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import SecretKey
 from fedsink.server.running import server_app
 from fedsink.simulation.grid import SimulationGrid, client_context
-from fedsink.simulation.ray.actor import Actor
 from fedsink.simulation.ray.cluster import INLINE, CohortPlaces
+from fedsink.simulation.ray.cohorts import Actor
 from fedsink.simulation.ray.ray_grid import RayGrid
 from fedsink.simulation.run_settings import RunSettings
 from fedsink.simulation.virtual_clients import Hosted, LocalGrid, fedsink_apps
@@ -92,10 +92,7 @@ def test_ray_and_local_train_the_same_generator(
 
 @pytest.mark.parametrize("inline", [0, INLINE])  # through Ray's memory, and with the call
 def test_a_reply_comes_from_the_node_that_was_asked(
-    grids: dict[str, RayGrid],
-    configured: Configure,
-    monkeypatch: pytest.MonkeyPatch,
-    inline: int,
+    grids: dict[str, RayGrid], configured: Configure, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
     grid = _ray_grid(grids, configured(*_OVERRIDES).node)
     monkeypatch.setattr(grid.cohorts, "_inline", inline)
@@ -162,24 +159,22 @@ def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any],
     return host
 
 
-def _killed_once(marker: Path) -> Callable[[Any], Hosted]:
+def _killed(marker: Path, after: int, *, once: bool) -> Callable[[Any], Hosted]:
     marker.touch()
 
     def die() -> None:
         import os
         import signal
 
-        marker.unlink()
+        if once:
+            marker.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    return _dying(marker, 5, die)
+    return _dying(marker, after, die)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "noise",
-    ["reproducible", *(pytest.param(n, marks=pytest.mark.slow) for n in ("secret", "secure"))],
-)
+@pytest.mark.parametrize("noise", ["reproducible", "secret", "secure"])
 def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
     make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path, noise: str
 ) -> None:
@@ -194,7 +189,7 @@ def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
         ]
     marker = tmp_path / "marker"
     still = _run(settings, LocalGrid(client_app(nodes[0]), _CLIENTS), tmp_path / "still")
-    grid = make_grid(nodes[1], actors=2, host=_killed_once(marker))
+    grid = make_grid(nodes[1], actors=2, host=_killed(marker, 5, once=True))
     first = list(grid.cohorts.actors)
     killed = _run(settings, grid, tmp_path / "killed")
     assert not marker.exists()
@@ -236,16 +231,9 @@ def test_records_in_rays_memory_are_read_by_nobody_else(
 def test_actors_that_keep_dying_end_the_run(
     make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
 ) -> None:
-    def die() -> None:
-        import os
-        import signal
-
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    marker = tmp_path / "marker"
-    marker.touch()
     settings = configured(*_OVERRIDES)
-    grid = make_grid(settings.node, actors=1, host=_dying(marker, 0, die), revivals=1)
+    host = _killed(tmp_path / "marker", 0, once=False)
+    grid = make_grid(settings.node, actors=1, host=host, revivals=1)
     with pytest.raises(ClientError, match=r"died again and again.*engine\.actors=1.*resume="):
         _run(settings, grid, tmp_path / "run")
 

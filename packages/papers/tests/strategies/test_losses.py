@@ -15,8 +15,7 @@ from fedsink_papers.noisy_critic import NoisyCritic, NoisyCriticSettings
 from fedsink_papers.wavelets import denoised, denoised_values, haar, inverse_haar
 from scipy import stats
 
-from fedsink.data.maps import L1Ball, L2Ball, PixelRange, PointBall, PooledPower
-from fedsink.data.maps.map import Norm
+from fedsink.data.maps import L1Ball, L2Ball, Norm, PixelRange, PointBall, PooledPower
 from fedsink.errors import ConfigError
 from fedsink.privacy import Stream, local_mechanism
 from fedsink.protocol.privatize_once import LocalPlan
