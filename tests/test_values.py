@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
-from safetensors.numpy import save
 
 from fedsink.deployment.deployed_run import received
-from fedsink.deployment.results import Results
+from fedsink.deployment.results import FAILED, Receiver, frames
 from fedsink.errors import ConfigError, FedsinkError, PrivacyError
 from fedsink.models import load
 from fedsink.protocol.packing import pack, unpack
@@ -84,7 +83,10 @@ def _message(fields):
 
 
 def _results(text):
-    return Results.from_bytes(save({"about": np.frombuffer(text.encode(), np.uint8)}))
+    receiver = Receiver()
+    for line in frames({FAILED: text.encode()}):
+        receiver.take(line)
+    return receiver.results()
 
 
 def _in_folder(name, read):
@@ -100,7 +102,7 @@ def _in_folder(name, read):
     ("read", "text"),
     [
         (lambda text, folder: _message(text), '{"run": "night"}'),
-        (lambda text, folder: _results(text), '{"name": "r", "failure": null, "files": []}'),
+        (lambda text, folder: _results(text), '{"message": "m", "exit_code": 1}'),
         (lambda text, folder: received(text), '{"engine": {"name": "deploy"}}'),
         (_in_folder("generator.json", load), '{"name": "mlp"}'),
         (_in_folder("privacy.json", statement_of), '{"public": {}}'),

@@ -13,7 +13,8 @@ from fedsink.conf.acting import compose_config
 from fedsink.data import sources
 from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure, start
-from fedsink.strategies.privatize_once.settings import LOSSES, PrivatizeOnceSettings
+from fedsink.strategies.privatize_once.loss import LOSSES
+from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 
 
 def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:
