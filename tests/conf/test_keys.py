@@ -28,8 +28,9 @@ from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
-from .conftest import CONF
+from .conftest import FOLDERS
 
+CONF = FOLDERS[0]
 PACKAGE = CONF.parent
 ROOT = PACKAGE.parent
 
