@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from result_protocol import standing
+from result_protocol import standing, start_of
 
 from fedsink.errors import ConfigError
-from fedsink.pages.evaluation_tables import Published, published
+from fedsink.pages.page import MISSING
 
 ROWS = Path(__file__).with_name("rows.yaml")
 Record = dict[str, Any]
@@ -41,11 +43,46 @@ HELD_OUT = 100
 
 
 @dataclass(frozen=True)
+class Published:
+    """Figures that a paper prints, in percent.
+
+    Attributes:
+        paper, table, variant: the source, and the paper's name of the method.
+        data: fedsink's name of the dataset.
+        eps, delta: stated by the paper; None without privacy.
+        accuracy: by classifier; None where the paper prints none.
+    """
+
+    paper: str
+    table: str
+    variant: str
+    data: str
+    eps: float | None
+    delta: float | None
+    accuracy: Mapping[str, float | None]
+
+    @property
+    def triple(self) -> str:
+        """Figures side by side, with as many decimals as the paper has."""
+        return " / ".join(MISSING if v is None else str(v) for v in self.accuracy.values())
+
+
+@cache
+def published() -> dict[str, Published]:
+    """Reads all entries of published.yaml, by key."""
+    entries = yaml.safe_load(ROWS.with_name("published.yaml").read_text())
+    return {
+        key: Published(accuracy=dict(zip(CLASSIFIERS, entry.pop("figures"), strict=True)), **entry)
+        for key, entry in entries.items()
+    }
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of a table: an experiment, the papers' figures, and the keys of its evaluation.
 
     Attributes:
-        published: entries of fedsink/pages/published.yaml.
+        published: entries of published.yaml.
         evaluate: keys of `fedsink evaluate` beyond the run's, such as observation=false; rows that
             differ only in them share their runs.
         seeds: those that the row shows; none named: all below `HELD_OUT`.
@@ -120,16 +157,26 @@ def _figures(keys: Sequence[str]) -> tuple[str, ...]:
 def _rows(table: dict[str, Any]) -> Iterator[Row]:
     papers = published()
     for entry in table["rows"]:
+        plain = {key: value for key, value in entry.items() if key != "start"}
         if unknown := [key for key in entry.get("published", ()) if key not in papers]:
             raise KeyError(f"{unknown[0]} is no entry of published.yaml")
         lists = {
             "published": tuple(papers[key] for key in entry.get("published", ())),
-            "overrides": tuple(entry.get("overrides", ())),
+            "overrides": (*entry.get("overrides", ()), *_start(entry)),
             "seeds": tuple(table.get("seeds", ())),
         }
         for suffix, words in table.get("evaluations", {"": []}).items():
             evaluate = (*entry.get("evaluate", ()), *words)
-            yield Row(**{**entry, **lists, "name": entry["name"] + suffix, "evaluate": evaluate})
+            yield Row(**{**plain, **lists, "name": entry["name"] + suffix, "evaluate": evaluate})
+
+
+def _start(entry: dict[str, Any]) -> list[str]:
+    """The command that makes the start of a row, as an argument of the row's."""
+    if "start" not in entry:
+        return []
+    words = [f"experiment={entry['experiment']}", *entry["start"], "public=true"]
+    named = dict(word.split("=", 1) for word in words)  # the last of two counts
+    return [f"start=$(fedsink simulate {shlex.join(f'{k}={v}' for k, v in named.items())})"]
 
 
 def measured(path: Path) -> list[Record]:
@@ -166,7 +213,10 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
         seconds = [record["cpu_seconds"] for record in of_row]
         at_least = "≥ " if any(record["resumed"] for record in of_row) else ""
         seeds = ", ".join(str(record["seed"]) for record in of_row) or "not run"
-        told = [f"`{command}`"]
+        plain, start = start_of(arguments)
+        told = [f"`{any_engine(' '.join(['fedsink simulate', *plain]))}`"]
+        if start is not None:
+            told.insert(0, f"`fedsink simulate {shlex.join(start)}` makes DIR")
         if row.evaluate:
             told.append(f"`fedsink evaluate {' '.join(row.evaluate)}`")
         cells = [

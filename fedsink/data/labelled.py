@@ -114,25 +114,6 @@ class LabelledData:
         slots = None if self.slots is None else self.slots[kept]
         return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
 
-    def relabelled(self, spec: DataSpec) -> LabelledData:
-        """The records under the label map of a run, by its `spec.relabel`."""
-        if spec.relabel is None:
-            return self
-        if spec.relabel.taken is None:
-            random = np.random.Generator(np.random.PCG64(0))
-            labels = torch.from_numpy(random.integers(len(spec.classes), size=len(self)))
-            return LabelledData(self.values, labels)
-        of_source = {name: label for label, name in enumerate(spec.relabel.classes)}
-        labels = torch.full((len(of_source),), -1)
-        labels[[of_source[name] for name in spec.relabel.taken]] = torch.arange(len(spec.classes))
-        labels = labels[self.labels]
-        kept = labels >= 0
-        held = labels[kept].unique().tolist()
-        for label, name in enumerate(spec.relabel.taken):
-            if label not in held:
-                raise DataError(f"{spec.name}: the public data hold no record of {name!r}.")
-        return LabelledData(self.values[kept], labels[kept])
-
 
 def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
     """The records after comparing them with their public description.

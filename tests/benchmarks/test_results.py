@@ -137,6 +137,15 @@ def test_a_table_goes_between_its_markers_and_nothing_else_changes(script: Scrip
             rows.rendered(broken, "x", "new")
 
 
+def test_an_entry_names_its_source_and_has_a_figure(script: Script) -> None:
+    for key, entry in script("result_rows").published().items():
+        assert all((entry.paper, entry.table, entry.variant, entry.data)), key
+        known = [value for value in entry.accuracy.values() if value is not None]
+        assert known, key
+        assert all(40 < value < 100 for value in known), key
+        assert (entry.eps is None) == (entry.delta is None), key
+
+
 def test_several_papers_stand_beside_one_row_and_a_miss_is_bold(
     script: Script, tmp_path: Path
 ) -> None:
@@ -191,6 +200,9 @@ def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Sc
     same = ("seed=7", "data.root=/elsewhere", "log=mlflow", "report.html=false", "engine=local",
             "data.download=false", "engine=ray")  # fmt: skip
     assert {hashed(override) for override in same} == {hashed()}
+    first = [f"start=$(fedsink simulate eps=inf public=true seed={n})" for n in (5, 6)]
+    assert len({hashed(), *map(hashed, first)}) == 2  # a seed is none of the configuration
+    assert hashed(first[0].replace("seed=5", "rounds=9")) != hashed(first[0])
     assert {changed(value) for value in ("strategy.p=0.4", "map.block=3")} == {hashed()}
     others = ("eps=9", "strategy.lam=6", "clients=11", "generator=conv", "view.dc=true",
               "observation.noise.std=0.1", "partition=dirichlet")  # fmt: skip
