@@ -72,8 +72,9 @@ def read(spec: DataSpec, split: str) -> Reading:
                     f"{path} is in TensorFlow Federated's format, which fedsink-papers reads, and "
                     "that is not installed: see docs/papers.md, or take LEAF's JSON files."
                 )
-            reading = SOURCES.find("femnist_tff")(spec, split)  # type: ignore[arg-type]
-            return reading if isinstance(reading, Reading) else Reading(*reading)
+            installed: Any = SOURCES.find("femnist_tff")
+            reading: Reading = installed(spec, split)
+            return reading
     return read_writers(spec, split, _files, _json_writers)
 
 

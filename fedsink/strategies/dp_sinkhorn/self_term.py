@@ -315,7 +315,7 @@ def self_term(
 
 SELF_TERMS: Registry[type[SelfTerm]] = Registry(
     "strategy.self_term",
-    {"history": _Remembering, "semi_debiased": SemiDebiased},
+    {"history": _Remembering, "semi_debiased": SemiDebiased},  # type: ignore[type-abstract]
     group="fedsink.losses",
 )
 """Self terms by name."""
@@ -323,4 +323,4 @@ SELF_TERMS: Registry[type[SelfTerm]] = Registry(
 
 def self_term_named(name: object) -> type[SelfTerm]:
     """Returns the self term that `strategy.self_term` names, or raises ConfigError."""
-    return find_loss(SELF_TERMS, "strategy.self_term", name, SelfTerm)
+    return find_loss(SELF_TERMS, "strategy.self_term", name, SelfTerm)  # type: ignore[type-abstract]
