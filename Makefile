@@ -91,7 +91,7 @@ bench: install-dev ## every benchmark that needs no argument: takes long, wants 
 	@for file in $$(grep -l __main__ benchmarks/*.py | grep -vE '/(figures|results)\.py$$'); do \
 	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-results: install-dev ## the rows of docs/results.md: what is not measured yet, then the tables (ARGS="--data DIR")
+results: install-dev ## the rows of docs/results/: what is not measured yet, then the pages (ARGS="--data DIR")
 	$(BIN)/python benchmarks/results.py run $(ARGS)
 	$(BIN)/python benchmarks/results.py render $(ARGS)
 

@@ -18,6 +18,8 @@ from fedsink.errors import ConfigError
 from fedsink.pages.page import MISSING
 
 ROWS = Path(__file__).with_name("rows.yaml")
+PAGES = Path("docs/results")
+GENERATED = "<!-- by `python benchmarks/results.py render`, from benchmarks/measured.jsonl -->"
 Record = dict[str, Any]
 
 
@@ -116,6 +118,7 @@ class Table:
     """Rows that stand together, a remark on their published figures, and the shown figures."""
 
     name: str
+    title: str
     source: str
     rows: tuple[Row, ...]
     figures: tuple[str, ...] = CLASSIFIERS
@@ -132,6 +135,7 @@ def declared(path: Path = ROWS) -> list[Table]:
         return [
             Table(
                 table["table"],
+                table["title"],
                 table.get("source", ""),
                 tuple(_rows(table)),
                 _figures(table.get("figures", CLASSIFIERS)),
@@ -192,16 +196,22 @@ def measured(path: Path) -> list[Record]:
     return records
 
 
+def page(table: Table, records: Sequence[Record], scale: str, more: Sequence[str] = ()) -> str:
+    """The page of docs/results/ with a table: rows to trust first, then those that are not."""
+    return f"# {table.title}\n\n{GENERATED}\n\n{markdown(table, records, scale, more)}\n"
+
+
 def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence[str] = ()) -> str:
     """The table with mean ± sd over the seeds at one scale; a dash where nothing was measured.
 
-    Published figures and the differences from them are left out where no row has any.
+    Rows that are marked or not run stand apart. Published figures and the differences from them are
+    left out where no row has any.
     """
     names = [FIGURES[key].name for key in table.figures]
     papers = list(dict.fromkeys(entry.paper for row in table.rows for entry in row.published))
     beside = ["ours − published", f"published {' / '.join(names)}"] if papers else []
     heads = ["row", *beside, *names, "ε", "CPU s", "seeds", "command"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    trusted, apart = [], []
     for row in table.rows:
         arguments = row.arguments(scale, 0, more)[:-1]
         command = any_engine(" ".join(["fedsink simulate", *arguments]))
@@ -228,9 +238,13 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
             f"{seeds} {mark}".rstrip(),
             ", ".join(told),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        (apart if mark or not of_row else trusted).append(f"| {' | '.join(cells)} |")
+    head = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     remark = "; ".join([*papers, *([table.source] if table.source else [])])
-    return "\n".join([*lines, *(["", f"Published: {remark}"] if remark else [])])
+    parts = ["\n".join([*head, *trusted])] if trusted else []
+    if apart:
+        parts += ["## Old, stale or not run", "\n".join([*head, *apart])]
+    return "\n\n".join([*parts, *([f"Published: {remark}"] if remark else [])])
 
 
 def _figures_of(row: Row) -> str:
@@ -279,24 +293,3 @@ def mean(records: Sequence[Record], key: str) -> float | None:
 def _values(records: Sequence[Record], key: str) -> list[float]:
     values = [(r["accuracy"] if key in CLASSIFIERS else r).get(key) for r in records]
     return [FIGURES[key].factor * value for value in values if value is not None]
-
-
-def marker(name: str) -> str:
-    """Returns the beginning of a document's place for a table."""
-    return f"<!-- results:{name} -->"
-
-
-def rendered(document: str, name: str, content: str) -> str:
-    """The document with `content` between the markers of table `name`.
-
-    Raises:
-        ConfigError: the markers are not there, once each and in this order.
-    """
-    start, end = marker(name), "<!-- end -->"
-    before, found, rest = document.partition(start)
-    _, closed, after = rest.partition(end)
-    if not found or not closed or start in rest:
-        raise ConfigError(
-            f"The document has no place for the table {name}: write {start} and, below it, {end}."
-        )
-    return f"{before}{start}\n\n{content}\n\n{end}{after}"

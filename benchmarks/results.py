@@ -1,11 +1,10 @@
-"""Runs the rows of docs/results.md and writes their tables: `python benchmarks/results.py run`.
+"""Runs the rows of docs/results/ and writes its pages: `python benchmarks/results.py run`.
 
 Without an argument it lists the rows and their measurements. `run` runs experiments × seeds
 (`fedsink simulate`, then `fedsink evaluate`), one after the other, and adds a JSON line for each to
 FOLDER/results.jsonl. A recorded run is repeated only if its recipe has changed, and a run that
 was cut short continues. Recipes and rows have to be committed: a record names the commit.
-`render` writes Markdown tables between the markers of a document, of all tables that have a place
-there unless --only names some. Seconds are the CPU's.
+`render` writes a page for each table. Seconds are the CPU's.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from result_protocol import ROOT, frozen_commit
-from result_rows import Row, Table, declared, markdown, marker, measured, rendered, spread
+from result_rows import PAGES, Row, Table, declared, markdown, measured, page, spread
 from result_runs import INTERRUPTED, Runs
 
 from fedsink.errors import ConfigError, FedsinkError
@@ -48,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="data.root of MNIST, Fashion-MNIST and CelebA")
     parser.add_argument("--n", type=int, default=20000, help="images for the classifiers")
     parser.add_argument("--also", nargs="*", default=[], help="further KEY=VALUE for simulate")
-    parser.add_argument("--document", type=Path, default=Path("docs/results.md"))
+    parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the pages")
     return parser
 
 
@@ -99,16 +98,12 @@ def _seeds(row: Row, options: argparse.Namespace) -> Sequence[int]:
 
 
 def _render(tables: Sequence[Table], options: argparse.Namespace) -> int:
-    """Every table is made before the document is written, once."""
+    """Every page is made before the first one is written."""
     records = measured(_runs(options).records)
-    try:
-        text = options.document.read_text()
-    except OSError as error:
-        raise ConfigError(f"{options.document} cannot be read: {error.strerror}.") from error
-    places = [t for t in tables if options.only or marker(t.name) in text]
-    for table in places:
-        text = rendered(text, table.name, markdown(table, records, options.scale, options.also))
-    write_atomic(options.document, text.encode())
+    pages = {t.name: page(t, records, options.scale, options.also) for t in tables}
+    options.pages.mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        write_atomic(options.pages / f"{name}.md", text.encode())
     return 0
 
 

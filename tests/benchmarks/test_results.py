@@ -1,4 +1,4 @@
-"""The tool behind the tables of docs/results.md."""
+"""The tool behind the tables of docs/results/."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ from .conftest import commit_all, git
 
 Script = Callable[[str], Any]
 COMMAND = "fedsink simulate experiment=dp_sinkhorn_mnist_m1 scale=cpu"
+
+
+def shown(table: str) -> list[str]:
+    """The rows of a table's Markdown, without its heads."""
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    return [line for line in lines if not line.startswith("| row |")]
 
 
 def record(seed: int, cnn: float, **more: Any) -> dict[str, Any]:
@@ -54,8 +61,8 @@ def test_a_table_shows_means_spreads_epsilon_and_seconds(script: Script) -> None
     rows = script("result_rows")
     table = rows.declared()[0]
     records = [record(0, 0.80), record(1, 0.82), record(2, 0.90, command=f"{COMMAND}x seed=2")]
-    lines = rows.markdown(table, records, "cpu").splitlines()
-    first = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    lines = shown(rows.markdown(table, records, "cpu"))
+    first = [cell.strip() for cell in lines[0].strip("|").split("|")]
     assert first == [
         "MNIST, m = 1", "**−29.5 / −20.2 / −2.2**",
         "79.5 / 80.2 / 83.2 (Cao 1, DP-Sinkhorn, m = 1)", "50.0 ± 0.0", "60.0 ± 0.0",
@@ -65,19 +72,20 @@ def test_a_table_shows_means_spreads_epsilon_and_seconds(script: Script) -> None
     assert other.startswith("| MNIST, m = 3 | – | 79.1 / 79.2 / 79.1 (Cao 1,")
     assert "| – | – | – | – | – | not run |" in other
     unprotected = [record(0, 0.9, epsilon=None, resumed=True)]
-    cells = rows.markdown(table, unprotected, "cpu").splitlines()[2]
+    cells = shown(rows.markdown(table, unprotected, "cpu"))[0]
     assert "| ∞ | ≥ 100 |" in cells
 
 
 def test_a_table_may_show_distances(script: Script, tmp_path: Path) -> None:
     rows = script("result_rows")
     row = {"name": "points", "experiment": "half_circle_laplace", "scales": False}
-    text = json.dumps([{"table": "t", "figures": ["sliced_w2", "w2"], "rows": [row]}])
+    text = json.dumps([{"table": "t", "title": "T", "figures": ["sliced_w2", "w2"], "rows": [row]}])
     (path := tmp_path / "rows.yaml").write_text(text)
     (table,) = rows.declared(path)
     command = "fedsink simulate experiment=half_circle_laplace"
     found = record(0, 0, command=f"{command} seed=0", accuracy={}, w2=0.06543, sliced_w2=0.0123456)
-    head, _, line = rows.markdown(table, [found], "cpu").splitlines()[:3]
+    drawn = rows.markdown(table, [found], "cpu")
+    head, [line] = drawn.splitlines()[2], shown(drawn)
     assert head.startswith("| row | sliced W2 | W2 | ε |")
     assert line.startswith("| points | 0.0123 | 0.065 | 9.999 |")
     path.write_text(text.replace("sliced_w2", "fid"))
@@ -89,10 +97,12 @@ def test_a_run_may_be_evaluated_in_several_ways(script: Script, tmp_path: Path) 
     rows = script("result_rows")
     row = {"experiment": "dp_sinkhorn_mnist_m1"}
     both = [{"name": "few", **row}, {"name": "bare", **row, "evaluate": ["observation=false"]}]
-    (path := tmp_path / "rows.yaml").write_text(json.dumps([{"table": "t", "rows": both}]))
+    (path := tmp_path / "rows.yaml").write_text(
+        json.dumps([{"table": "t", "title": "T", "rows": both}])
+    )
     (table,) = rows.declared(path)
     records = [record(0, 0.8), record(0, 0.7, evaluated=["observation=false"])]
-    few, bare = rows.markdown(table, records, "cpu").splitlines()[2:4]
+    few, bare = shown(rows.markdown(table, records, "cpu"))
     assert "| 80.0 | 9.999 |" in few
     assert few.endswith(f"| `{COMMAND}` |")
     assert "| 70.0 | 9.999 |" in bare
@@ -106,35 +116,28 @@ def test_a_row_shows_the_records_of_every_engine(script: Script) -> None:
     for engine in ("", " engine=local", " engine=ray"):
         found = record(0, 0.7) | {"command": f"{COMMAND}{engine} seed=0"}
         assert row.shows(found, f"{COMMAND} engine=local")
-        line = rows.markdown(table, [found], "cpu", ["engine=local"]).splitlines()[2]
+        line = shown(rows.markdown(table, [found], "cpu", ["engine=local"]))[0]
         assert line.endswith(f"| 0 † | `{COMMAND}` |")
     assert not row.shows(record(0, 0.7), f"{COMMAND} clients=10 engine=local")
 
 
 def test_a_table_may_have_seeds_and_evaluations_of_its_own(script: Script, tmp_path: Path) -> None:
     rows = script("result_rows")
-    usual = {"table": "t", "rows": [{"name": "few", "experiment": "dp_sinkhorn_mnist_m1"}]}
+    usual = {
+        "table": "t",
+        "title": "T",
+        "rows": [{"name": "few", "experiment": "dp_sinkhorn_mnist_m1"}],
+    }
     held_out = {**usual, "seeds": [100, 101], "evaluations": {"": [], ", many": ["n=60000"]}}
     (path := tmp_path / "rows.yaml").write_text(json.dumps([usual, held_out]))
     tables = rows.declared(path)
     assert [row.name for row in tables[1].rows] == ["few", "few, many"]
     records = [record(0, 0.8), record(100, 0.6), record(101, 0.7, evaluated=["n=60000"])]
-    (usual_line,) = rows.markdown(tables[0], records, "cpu").splitlines()[2:3]
-    few, many = rows.markdown(tables[1], records, "cpu").splitlines()[2:4]
+    (usual_line,) = shown(rows.markdown(tables[0], records, "cpu"))
+    few, many = shown(rows.markdown(tables[1], records, "cpu"))
     assert "| 80.0 | 9.999 | 100 | 0 † |" in usual_line
     assert "| 60.0 | 9.999 | 200 | 100 † |" in few
     assert "| 70.0 | 9.999 | 201 | 101 † |" in many
-
-
-def test_a_table_goes_between_its_markers_and_nothing_else_changes(script: Script) -> None:
-    rows = script("result_rows")
-    document = "# A\n<!-- results:x -->\nold\n<!-- end -->\nB\n<!-- results:y -->\n<!-- end -->\n"
-    once = rows.rendered(document, "x", "new")
-    assert once == document.replace("\nold\n", "\n\nnew\n\n")
-    assert rows.rendered(once, "x", "new") == once
-    for broken in ("# A\n", "<!-- results:x -->\n", document + document):
-        with pytest.raises(ConfigError, match="no place for the table x"):
-            rows.rendered(broken, "x", "new")
 
 
 def test_an_entry_names_its_source_and_has_a_figure(script: Script) -> None:
@@ -152,14 +155,16 @@ def test_several_papers_stand_beside_one_row_and_a_miss_is_bold(
     rows = script("result_rows")
     papers = ["cao_weights", "dpdm_mnist_eps10"]
     row = {"name": "few", "experiment": "dp_sinkhorn_mnist_m1", "published": papers}
-    (path := tmp_path / "rows.yaml").write_text(json.dumps([{"table": "t", "rows": [row]}]))
+    (path := tmp_path / "rows.yaml").write_text(
+        json.dumps([{"table": "t", "title": "T", "rows": [row]}])
+    )
     (table,) = rows.declared(path)
-    cells = rows.markdown(table, [record(0, 0.807)], "cpu").splitlines()[2]
+    cells = shown(rows.markdown(table, [record(0, 0.807)], "cpu"))[0]
     assert "| **– / −19.9 / +0.0**<br>**−40.8 / −34.8 / −17.4** |" in cells
     assert "| – / 79.9 / 80.7 (Cao 2, weights' gradient, L2, no debiasing)<br>90.8 / 94.8" in cells
     kept = [record(0, 0.98)]
     kept[0]["accuracy"] = {"logreg": 0.9, "mlp": 0.8, "cnn": 0.807}
-    assert "| – / +0.1 / +0.0<br>" in rows.markdown(table, kept, "cpu").splitlines()[2]
+    assert "| – / +0.1 / +0.0<br>" in shown(rows.markdown(table, kept, "cpu"))[0]
     path.write_text(path.read_text().replace("cao_weights", "cao_wights"))
     with pytest.raises(ConfigError, match="cao_wights is no entry of published"):
         rows.declared(path)
@@ -173,7 +178,7 @@ def test_a_row_shows_records_of_one_recipe_and_says_when_it_has_changed(script: 
     old = [record(0, 0.5), record(1, 0.7, configuration=now)]
 
     def cells(records: list[dict[str, Any]]) -> list[str]:
-        return rows.markdown(table, records, "cpu").splitlines()[2].split(" | ")
+        return shown(rows.markdown(table, records, "cpu"))[0].split(" | ")
 
     assert cells(old)[5] == "60.0 ± 14.1"
     assert cells(old)[8] == "0, 1 †"
@@ -238,18 +243,28 @@ def test_recipes_are_frozen_in_a_commit_before_anything_runs(
         frozen(tmp_path / "bare")
 
 
-def test_render_writes_the_document_once_all_tables_are_made(
-    script: Script, tmp_path: Path
-) -> None:
-    document = tmp_path / "results.md"
-    document.write_text("<!-- results:dp_sinkhorn -->\n<!-- end -->\n")
+def test_render_writes_a_page_for_each_table(script: Script, tmp_path: Path) -> None:
     append_jsonl(tmp_path / "results.jsonl", record(0, 0.8))
-    results = script("results")
-    options = ["--folder", str(tmp_path), "--document", str(document)]
-    assert results.main(["render", *options]) == 0
-    assert "| 80.0 |" in (before := document.read_text())
-    assert results.main(["render", "--only", "dp_sinkhorn", "celeba", *options]) == 2
-    assert document.read_text() == before
+    results, pages = script("results"), tmp_path / "pages"
+    only = ["--only", "dp_sinkhorn", "celeba"]
+    assert results.main(["render", *only, "--folder", str(tmp_path), "--pages", str(pages)]) == 0
+    assert sorted(path.name for path in pages.iterdir()) == ["celeba.md", "dp_sinkhorn.md"]
+    text = (pages / "dp_sinkhorn.md").read_text()
+    assert text.startswith(
+        "# DP-Sinkhorn's published rows\n\n<!-- by `python benchmarks/results.py"
+    )
+    assert "| 80.0 |" in text
+
+
+def test_rows_that_are_marked_or_not_run_stand_apart(script: Script) -> None:
+    rows = script("result_rows")
+    now = script("result_protocol").configuration_of(tuple(COMMAND.split()[2:]))
+    table = rows.declared()[0]
+    fresh = record(0, 0.8, configuration=now, commit="c")
+    trusted, apart = rows.markdown(table, [fresh], "cpu").split("## Old, stale or not run")
+    assert [line.split(" | ")[0] for line in shown(trusted)] == ["| MNIST, m = 1"]
+    assert len(shown(apart)) == len(table.rows) - 1
+    assert "## " not in rows.markdown(replace(table, rows=table.rows[:1]), [fresh], "cpu")
 
 
 def test_what_is_recorded_is_not_run_again(
