@@ -1,6 +1,6 @@
 """What answers beside a real node's data, in forks of one prepared process.
 
-Importing this prepares that process: multiprocessing's fork server (`deployment/runner_process.py`)
+Importing this prepares that process: multiprocessing's fork server (`clients/runner_process.py`)
 does so once, and nothing else does.
 """
 

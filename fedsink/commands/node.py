@@ -17,8 +17,8 @@ from fedsink.errors import ClientError, ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    from fedsink.clients.runner_process import RunnerProcess
     from fedsink.deployment.fleet import Fleet
-    from fedsink.deployment.runner_process import RunnerProcess
 
 HELP = """Usage: fedsink node policy=FILE superlink=HOST:PORT client=N clients=K
                     [certificate=FILE] [key=FILE] [device=cpu] [insecure=true]
@@ -71,8 +71,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     tls = _tls(certificate, insecure)
     signal.signal(signal.SIGTERM, _stop)
 
+    from fedsink.clients.runner_process import RunnerProcess
     from fedsink.deployment.fleet import Fleet
-    from fedsink.deployment.runner_process import RunnerProcess
 
     config = {
         "policy": str(keys["policy"].resolve()),
