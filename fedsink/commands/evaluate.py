@@ -10,7 +10,8 @@ from fedsink.commands.command_keys import choice, flag, parse, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation.classifiers import OPTIONS
 from fedsink.evaluation.sets import Report
-from fedsink.reporting.displays import GAP_SHARE, ForgivingStream
+from fedsink.reporting.displays import ForgivingStream
+from fedsink.reporting.progress import GAP_SHARE
 from fedsink.simulation.run_figures import SUITES, evaluate_run
 
 HELP = """Usage: fedsink evaluate run=DIR [suite=fast|paper|full] [n=…] [runs=5] [seed=0]

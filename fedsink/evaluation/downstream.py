@@ -19,7 +19,7 @@ from fedsink.evaluation.sets import (
     class_mean_set,
     fit_classifiers,
 )
-from fedsink.reporting.progress import duration
+from fedsink.reporting.displays import duration
 
 FLOOR_IMAGES = 100
 """Class means are few: more copies of them teach nothing and take their time."""

@@ -11,9 +11,9 @@ from textwrap import fill
 from fedsink.conf.typed import shown
 from fedsink.errors import ConfigError
 from fedsink.pages.charts import Chart, Line, line_chart
-from fedsink.pages.page import MISSING, PageTable, Picture, duration, number, pictures, render
+from fedsink.pages.page import MISSING, PageTable, Picture, number, pictures, render
 from fedsink.pages.run_groups import Compared, Group, Promise, mean_and_sd, status
-from fedsink.reporting.displays import format_table
+from fedsink.reporting.displays import duration, format_table
 from fedsink.reporting.output_files import write_atomic
 
 NAME = "compare.html"
