@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import ssl
@@ -71,9 +72,10 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     tls = _tls(certificate, insecure)
     signal.signal(signal.SIGTERM, _stop)
 
-    from fedsink.clients.runner_process import RunnerProcess
+    from fedsink.clients.runner_process import SURROUNDINGS, RunnerProcess
     from fedsink.deployment.fleet import Fleet
 
+    os.environ.update(SURROUNDINGS)
     config = {
         "policy": str(keys["policy"].resolve()),
         "partition-id": keys["client"],

@@ -32,7 +32,7 @@ from flwr.app import Context, Message, RecordDict
 from fedsink.cli import main
 from fedsink.clients.app import app
 from fedsink.clients.node import close_nodes
-from fedsink.clients.runner_process import RunnerProcess
+from fedsink.clients.runner_process import SURROUNDINGS, RunnerProcess
 from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
 from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import become
@@ -92,8 +92,10 @@ def test_a_key_of_another_kind_and_a_file_without_certificate_are_refused(
 
 @pytest.mark.slow  # starts a process that imports everything
 def test_a_connection_without_tls_is_said_loudly_and_a_broken_policy_ends_before_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in SURROUNDINGS:
+        monkeypatch.setenv(name, "1")  # and as it was, after the command has set it
     policy = hospital(tmp_path, classes=["a"])
     with listener() as port:
         keys = (f"policy={policy}", f"superlink=127.0.0.1:{port}", *GIVEN[2:], "insecure=true")
