@@ -69,21 +69,17 @@ class RunnerProcess:
             print("fedsink node: the process that answered a message died.", file=sys.stderr)
         return Message(Error(FAILED), reply_to=message)
 
-    def keep_alive(self) -> None:
-        """Starts the runner where none is alive. Ctrl-C is for this process alone."""
-        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            forkserver.ensure_running()
-        finally:
-            signal.signal(signal.SIGINT, heard)
-
     def _fork(self, work: str, *words: object) -> Any:
         """Returns what a function of `fedsink.clients.runner` gives in a fork; None if it died."""
         receiver, sender = self._processes.Pipe(duplex=False)
         words = (sender, work, self._config, *words)
         fork = self._processes.Process(target=_work, args=words, daemon=True)
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process alone
         try:
-            self.keep_alive()
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, heard)
+        try:
             fork.start()
             sender.close()
             runner, said = receiver.recv()

@@ -128,7 +128,6 @@ def _serve(fleet: Fleet, runner: RunnerProcess) -> None:
 
     last = time.monotonic()
     while True:
-        runner.keep_alive()
         try:
             message = fleet.receive()
             if message is None:
