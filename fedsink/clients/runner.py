@@ -1,6 +1,6 @@
 """What answers beside a real node's data, in forks of one prepared process.
 
-Importing this prepares that process: multiprocessing's fork server (`deployment/runner_process.py`)
+Importing this prepares that process: multiprocessing's fork server (`clients/runner_process.py`)
 does so once, and nothing else does.
 """
 
@@ -51,7 +51,13 @@ def opened(config: Config) -> tuple[int, str]:
     try:
         settings = owners_settings(_context(config))
         policy = read_policy(Path(str(config["policy"])))
-        _check_cohort(policy, settings.clients)
+        aggregation = policy.aggregation
+        if aggregation is not None and aggregation.minimum_cohort > settings.clients:
+            raise ConfigError(
+                f"{policy.path} says aggregation.minimum_cohort = {aggregation.minimum_cohort}, "
+                f"and clients={settings.clients} take part: no sum is ever unmasked. Lower it, or "
+                "have more clients."
+            )
         _ = open_node(settings, int(config["partition-id"])).shard
         return 0, _admitted(policy)
     except FedsinkError as error:
@@ -75,33 +81,17 @@ def _context(config: Config, run_id: int = 1, node_id: int = 1) -> Context:
     return Context(run_id, node_id, dict(config), RecordDict(), {})
 
 
-def _check_cohort(policy: Policy, clients: int) -> None:
-    """Refuses, before anything connects, a policy under which no sum can ever be unmasked."""
-    aggregation = policy.aggregation
-    if aggregation is not None and aggregation.minimum_cohort > clients:
-        raise ConfigError(
-            f"{policy.path} says aggregation.minimum_cohort = {aggregation.minimum_cohort}, and "
-            f"clients={clients} take part: no sum is ever unmasked. Lower it, or have more clients."
-        )
-
-
 def _admitted(policy: Policy) -> str:
     """Returns a line for the owner: the allowed answers, their limits, and the state folder."""
     budgets = (f"ε ≤ {b.epsilon:g}, δ ≤ {b.delta:g} {name}" for name, b in policy.budgets.items())
+    rule, least, shared = policy.allowed.secure_aggregation, policy.aggregation, ""
+    if rule != "refused":
+        sums = "" if least is None else f" in sums of at least {least.minimum_cohort} clients"
+        shared = f", shared{sums} ({rule})"
     return (
         f"{policy.lineage}: answers {', '.join(policy.allowed.mechanisms)}; {'; '.join(budgets)}; "
-        f"noise={policy.noise}{_shared(policy)}; state in {policy.state}"
+        f"noise={policy.noise}{shared}; state in {policy.state}"
     )
-
-
-def _shared(policy: Policy) -> str:
-    """Returns words for the owner on noise that other clients share; empty where none is."""
-    rule, aggregation = policy.allowed.secure_aggregation, policy.aggregation
-    if rule == "refused":
-        return ""
-    if aggregation is None:
-        return f", shared ({rule})"
-    return f", shared in sums of at least {aggregation.minimum_cohort} clients ({rule})"
 
 
 gc.collect()

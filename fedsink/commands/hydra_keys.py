@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -24,31 +23,15 @@ from fedsink.conf.loading import choices, composed, file_of, groups, quoted_text
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.registry import did_you_mean, gone
 
-_OF_GRAMMAR = set("'\"[]{}(),$\\")
-"""Characters that a value may mean something by: it is left to the user to quote them."""
 _PLUGINS = {
     "sweeper": ("ax", "nevergrad", "optuna"),
     "launcher": ("joblib", "ray", "rq", "submitit"),
 }
 """Hydra's own plugins that are packages by themselves, by group."""
-_ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*?)\s*(?:,|$)""")
-"""An element of a list as it is typed, up to the next comma; a quoted one may hold commas."""
 
 
 def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
-    """Returns the keys in Hydra's grammar.
-
-    Hydra reads letters of other alphabets, `~` and some signs in quotes only. Where it cannot
-    read a value, or an element of a list, that holds no sign of its grammar (quotes, brackets,
-    commas, backslashes, $), it is quoted, and a `~` at the start of a value becomes the home
-    folder, as in a shell.
-
-    >>> overrides(["data.root=/donnees/ete", "eps=3"])
-    ['data.root=/donnees/ete', 'eps=3']
-    >>> overrides(["data.root=/données/été 2026"])
-    ['data.root="/données/été 2026"']
-    >>> overrides(["data.classes=[chat,été]"])
-    ['data.classes=[chat,"été"]']
+    """Returns the keys, in Hydra's grammar, once each of them can be read.
 
     Args:
         arguments: key=value, +key=value or ~key.
@@ -62,107 +45,40 @@ def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
     for position, argument in enumerate(arguments):
         if "=" not in argument and not argument.startswith("~"):
             raise ConfigError(not_a_pair(arguments, position, "see fedsink simulate --help"))
-        key = argument.partition("=")[0].lstrip("+~")
+        key, _, value = argument.partition("=")
+        key = key.lstrip("+~")
         if key in first:
             raise ConfigError(
                 f"{key} was given twice ({first[key]} and {argument}): leave one of them out."
             )
         first[key] = argument
-    return [_readable(argument, sweep) for argument in arguments]
-
-
-def _readable(argument: str, sweep: bool) -> str:
-    key, equals, value = argument.partition("=")
-    for text in (argument, *(f"{key}={plain}" for plain in _plain(value) if equals)):
-        parsed = _parsed(text)
+        parsed = _parsed(argument)
         if parsed is None:
-            continue
-        if parsed.is_sweep_override() and not sweep:
             raise ConfigError(
-                f"{argument} stands for several runs: add --multirun, or, if it is one "
-                f"{_one_value(key, value)}."
+                f"{argument} cannot be read: signs and letters beyond a to z are quoted inside the "
+                f"argument, as in {quoted(argument)}."
             )
-        return text
-    if _elements(value) is None:
-        raise ConfigError(
-            f"{argument} cannot be read: quote the value inside the argument, as in "
-            f"{quoted(argument)}."
-        )
-    raise ConfigError(
-        f"{argument} cannot be read: quote the elements of the list inside the argument, as in "
-        f"{quoted(argument)}."
-    )
+        if parsed.is_sweep_override() and not sweep:
+            one = f"value, quote it: {quoted(argument)}"
+            if OmegaConf.is_list(OmegaConf.select(composed([]), key)):
+                one = f"list, write it in brackets: {shlex.quote(f'{key}=[{value}]')}"
+            raise ConfigError(
+                f"{argument} stands for several runs: add --multirun, or, if it is one {one}."
+            )
+    return list(arguments)
 
 
 def quoted(argument: str) -> str:
-    """Returns key=value as it is typed in a shell so that Hydra takes the value as it stands.
+    """Returns key=value as it is typed in a shell so that Hydra takes the value as text.
 
-    In a list every element is quoted that Hydra does not read by itself; empty ones are left out.
+    In a list only those elements are quoted that Hydra does not read by themselves.
     """
     key, _, value = argument.partition("=")
-    elements = _elements(value)
-    if elements is None:
-        return shlex.quote(f"{key}={quoted_text(value)}")
-    return shlex.quote(f"{key}=[{','.join(_element(text) for text in elements if text)}]")
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Returns the names in `[A,B]`, of which those with a comma stand in quotes.
-
-    >>> names("[chat,l'été,'a, b']")
-    ('chat', "l'été", 'a, b')
-    """
-    elements = _elements(text if text.startswith("[") else f"[{text}]")
-    return tuple(map(_unquoted, elements or ()))
-
-
-def _unquoted(element: str) -> str:
-    if element[:1] not in ("'", '"') or (parsed := _parsed(f"x={element}")) is None:
-        return element
-    return str(OmegaConf.create({"x": parsed.value()}).x)
-
-
-def _one_value(key: str, value: str) -> str:
-    """Advises a user who means a single value by text with commas."""
-    if OmegaConf.is_list(OmegaConf.select(composed([]), key.lstrip("+"))):
-        return f"list, write it in brackets: {quoted(f'{key}=[{value}]')}"
-    return f"value, quote it: {quoted(f'{key}={value}')}"
-
-
-def _plain(value: str) -> list[str]:
-    """Quotes a value, or elements of a list, where no sign of the grammar is in them."""
-    if not _OF_GRAMMAR & set(value):
-        home = os.path.expanduser(value) if value.startswith("~") else value
-        return [quoted_text(home)]
-    elements = _elements(value) or []
-    if any(not e or (_OF_GRAMMAR & set(e) and not _reads(e)) for e in elements):
-        return []
-    return [f"[{','.join(map(_element, elements))}]"] if elements else []
-
-
-def _elements(value: str) -> list[str] | None:
-    """Returns the elements of a list as they are typed; None where the value is no list."""
     if not (value.startswith("[") and value.endswith("]")):
-        return None
-    inner, place, elements = value[1:-1], 0, []
-    while place <= len(inner):
-        match = _ELEMENT.match(inner, place)
-        if match is None:  # never: the last alternative takes whatever there is
-            return None
-        elements.append(match[1])
-        place = match.end() if match[0].endswith(",") else len(inner) + 1
-    return elements
-
-
-def _element(text: str) -> str:
-    return text if _reads(text) else quoted_text(text)
-
-
-def _reads(element: str) -> bool:
-    """Tells whether Hydra reads the text as one element of a list."""
-    parsed = _parsed(f"x=[{element}]")
-    read = None if parsed is None else parsed.value()
-    return isinstance(read, list) and len(read) == 1
+        return shlex.quote(f"{key}={quoted_text(value)}")
+    elements = filter(None, map(str.strip, value[1:-1].split(",")))
+    read = (e if _parsed(f"x=[{e}]") else quoted_text(e) for e in elements)
+    return shlex.quote(f"{key}=[{','.join(read)}]")
 
 
 def _parsed(text: str) -> Override | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import ssl
@@ -17,8 +18,8 @@ from fedsink.errors import ClientError, ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    from fedsink.clients.runner_process import RunnerProcess
     from fedsink.deployment.fleet import Fleet
-    from fedsink.deployment.runner_process import RunnerProcess
 
 HELP = """Usage: fedsink node policy=FILE superlink=HOST:PORT client=N clients=K
                     [certificate=FILE] [key=FILE] [device=cpu] [insecure=true]
@@ -71,9 +72,10 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     tls = _tls(certificate, insecure)
     signal.signal(signal.SIGTERM, _stop)
 
+    from fedsink.clients.runner_process import SURROUNDINGS, RunnerProcess
     from fedsink.deployment.fleet import Fleet
-    from fedsink.deployment.runner_process import RunnerProcess
 
+    os.environ.update(SURROUNDINGS)
     config = {
         "policy": str(keys["policy"].resolve()),
         "partition-id": keys["client"],
@@ -126,7 +128,6 @@ def _serve(fleet: Fleet, runner: RunnerProcess) -> None:
 
     last = time.monotonic()
     while True:
-        runner.keep_alive()
         try:
             message = fleet.receive()
             if message is None:

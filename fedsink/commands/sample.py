@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import torch
 
 from fedsink.commands.command_keys import Parser, choice, flag, parse, whole
-from fedsink.commands.hydra_keys import names
 from fedsink.errors import ConfigError
 from fedsink.reporting.samples import (
     check_folders,
@@ -34,7 +34,7 @@ reads them (extra: parquet); a FOLDER gets CLASS/NUMBER.png, one folder per clas
                --exp_path EXP it is EXP/gen/gen.npz
   balanced     true: as many of each class; where n is no multiple of the classes, the first ones
                get one more. Left out: classes are drawn as in training
-  classes      only these classes, by name: classes=[3,5]; a name with a comma in quotes
+  classes      only these classes, by name: classes=[3,5]; one with a comma in double quotes
   observation  false leaves out the run's observation.*, as do the pictures in its samples/
 
 Sampling costs no privacy: the generator is already released.
@@ -103,7 +103,9 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    read = names(text)
+    """The names in `[A,B]`, of which those with a comma stand in double quotes."""
+    (row,) = csv.reader([text.removeprefix("[").removesuffix("]")], skipinitialspace=True)
+    read = tuple(map(str.strip, row))
     if not read or not all(read) or len(set(read)) < len(read):
         raise ValueError("expected names of classes, each once, for example [3,5]")
     return read

@@ -20,7 +20,7 @@ from torch.nn.utils import skip_init
 from fedsink.errors import DataError
 from fedsink.evaluation.sets import Classifier, Report, shuffled
 from fedsink.models.layers import initialise
-from fedsink.reporting.progress import duration
+from fedsink.reporting.displays import duration
 
 HOLD_OUT = 0.1
 """Share of the training set that only decides when to stop."""

@@ -6,8 +6,6 @@ A page is one file, which runs nothing and loads nothing.
 ('1.23e-5', '10', '1,234,567', '–')
 >>> size(5432), size(12_300_000)
 ('5.4 kB', '12.3 MB')
->>> duration(42), duration(5025)
-('42 s', '1 h 23 min')
 """
 
 from __future__ import annotations
@@ -120,19 +118,6 @@ def size(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
-
-
-def duration(seconds: float) -> str:
-    """Writes a time in its two largest units; a figure that is none as one that is missing."""
-    if not math.isfinite(seconds):
-        return MISSING
-    whole = round(seconds)
-    if whole < 1:
-        return f"{seconds:.2g} s"
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def spread(files: Mapping[int, Path], at_most: int) -> dict[int, Path]:

@@ -22,14 +22,13 @@ from fedsink.pages.evaluation_tables import (
 from fedsink.pages.page import (
     PageTable,
     Picture,
-    duration,
     number,
     pictures,
     render,
     spread,
 )
 from fedsink.pages.uploads import Uploads
-from fedsink.reporting.displays import ForgivingStream
+from fedsink.reporting.displays import ForgivingStream, duration
 from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import SUMS, command_for, note_sums
 from fedsink.server.loop import LoopSettings

@@ -1,21 +1,13 @@
-"""Displays of progress (a bar, a notebook's cell, lines of a log), and plain-text tables."""
+"""Plain text for a terminal, a log or a notebook: received text, tables, durations."""
 
 from __future__ import annotations
 
+import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import Any, ClassVar, TextIO, cast
+from typing import TextIO
 
-Clock = Callable[[], float]
-"""Seconds from any origin."""
-
-BAR_WIDTH, NARROWEST_BAR = 24, 5
-SECONDS_BETWEEN_LINES = 5.0
-LINES_PER_RUN = 10
-GAP_SHARE = 0.05
+MISSING = "-"
 
 
 def printable(text: str) -> str:
@@ -57,165 +49,6 @@ class ForgivingStream:
                 self._stream = None
 
 
-@dataclass(frozen=True)
-class Status:
-    """A line about a run, with the order in which its parts give way on a narrow terminal.
-
-    Attributes:
-        parts: texts in the order in which they are shown, each with a rank: the highest rank is
-            dropped first, and 0 is never dropped.
-    """
-
-    parts: tuple[tuple[int, str], ...]
-
-    def fitted(self, width: int) -> str:
-        """Returns the line in at most `width` columns, if the parts of rank 0 have room there."""
-        for highest in range(max(rank for rank, _ in self.parts), -1, -1):
-            text = "  ".join(part for rank, part in self.parts if rank <= highest)
-            if len(text) <= width:
-                break
-        return text
-
-    def __str__(self) -> str:
-        return "  ".join(part for _, part in self.parts)
-
-
-class Display(ABC):
-    """Shows the state of a run, which is redrawn at most every `seconds_between_frames`."""
-
-    seconds_between_frames: ClassVar[float] = 0.0
-
-    def __init__(self, total: int, clock: Clock) -> None:
-        self._total, self._clock = total, clock
-        self._frame_at = clock()
-
-    @abstractmethod
-    def show(self, round: int, status: Status) -> None:
-        """Shows the state after `round`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Shows the last state, and leaves the terminal as it was found."""
-
-    def _frame_is_due(self, round: int) -> bool:
-        now = self._clock()
-        due = round == self._total or now - self._frame_at >= self.seconds_between_frames
-        if due:
-            self._frame_at = now
-        return due
-
-
-class LiveBar(Display):
-    """A rich progress bar that is redrawn from the caller's thread.
-
-    Standard output stays untouched; what others write to `sys.stderr` appears above the bar.
-    """
-
-    seconds_between_frames = 0.1
-
-    def __init__(
-        self, stream: ForgivingStream, total: int, title: str, start_round: int, clock: Clock
-    ) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        super().__init__(total, clock)
-        self._gauge = BarColumn(bar_width=BAR_WIDTH)
-        # No markup: a title such as "[smoke]" is text, not a style.
-        self._text = TextColumn("{task.description}", markup=False)
-        self._bar = Progress(
-            self._gauge,
-            self._text,
-            console=Console(file=cast("TextIO", stream), force_terminal=True),
-            auto_refresh=False,
-            redirect_stdout=False,
-        )
-        self._task = self._bar.add_task(title, total=total, completed=start_round)
-        self._bar.start()
-
-    def show(self, round: int, status: Status) -> None:
-        """Moves the bar to `round`, with as much of `status` beside it as there is room for."""
-        width = self._bar.console.width
-        text = status.fitted(width)
-        room = width - len(text) - 1
-        self._gauge.bar_width = min(BAR_WIDTH, room)
-        self._bar.columns = (self._gauge, self._text) if room >= NARROWEST_BAR else (self._text,)
-        self._bar.update(self._task, completed=round, description=text)
-        if self._frame_is_due(round):
-            self._bar.refresh()
-
-    def close(self) -> None:
-        """Draws the last state, shows the cursor again, and gives standard error back."""
-        self._bar.stop()
-
-
-class NotebookBar(Display):
-    """A line of text behind a bar, in HTML without scripts and without widgets.
-
-    The last state stays in the stored notebook. Where HTML is not shown, the line of text is.
-    """
-
-    seconds_between_frames = 0.25
-
-    def __init__(self, total: int, title: str, start_round: int, clock: Clock) -> None:
-        from IPython.display import display
-
-        super().__init__(total, clock)
-        self._last = (start_round, title)
-        self._handle: Any = display(  # type: ignore[no-untyped-call]
-            self._bundle(), raw=True, display_id=True
-        )
-
-    def show(self, round: int, status: Status) -> None:
-        """Moves the bar to `round`, with `status` beside it."""
-        self._last = (round, str(status))
-        if self._frame_is_due(round):
-            self.close()
-
-    def close(self) -> None:
-        """Draws the last state."""
-        self._handle.update(self._bundle(), raw=True)
-
-    def _bundle(self) -> dict[str, str]:
-        round, text = self._last
-        bar = f'<progress value="{round}" max="{self._total}"></progress>'
-        return {"text/plain": text, "text/html": f"{bar} <code>{escape(text)}</code>"}
-
-
-class LogLines(Display):
-    """Prints a line for the first and the last update, and in between so that a log stays short."""
-
-    def __init__(self, stream: ForgivingStream, total: int, clock: Clock) -> None:
-        super().__init__(total, clock)
-        self._stream = stream
-        self._started = clock()
-        self._printed_at = 0.0
-        self._printed_round: int | None = None
-        self._waiting: str | None = None
-
-    def show(self, round: int, status: Status) -> None:
-        """Prints `status` if a line is due, and remembers it if not."""
-        self._waiting = str(status)
-        if self._line_is_due(round):
-            self._printed_at, self._printed_round = self._clock(), round
-            self.close()
-
-    def close(self) -> None:
-        """Prints the last state, unless it was printed."""
-        if self._waiting is not None:
-            self._stream.write(self._waiting + "\n")
-            self._stream.flush()
-            self._waiting = None
-
-    def _line_is_due(self, round: int) -> bool:
-        if self._printed_round is None or round == self._total:
-            return True
-        now = self._clock()
-        gap = max(SECONDS_BETWEEN_LINES, GAP_SHARE * (now - self._started))
-        share = (round - self._printed_round) / self._total
-        return now - self._printed_at >= gap or share >= 1 / LINES_PER_RUN
-
-
 def in_notebook() -> bool:
     """Tells whether a Jupyter kernel, which shows HTML, runs this process."""
     ipython = sys.modules.get("IPython")
@@ -223,7 +56,21 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-MISSING = "-"
+def duration(seconds: float) -> str:
+    """Writes a time in its two largest units; a figure that is none as one that is missing.
+
+    >>> duration(42), duration(5025)
+    ('42 s', '1 h 23 min')
+    """
+    if not math.isfinite(seconds):
+        return MISSING
+    whole = round(seconds)
+    if whole < 1:
+        return f"{seconds:.2g} s"
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def format_table(rows: Sequence[Mapping[str, object]]) -> str:

@@ -5,36 +5,31 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TextIO
+from collections.abc import Callable
+from html import escape
+from typing import Any, TextIO, cast
 
-from fedsink.reporting.displays import (
-    Clock,
-    Display,
-    ForgivingStream,
-    LiveBar,
-    LogLines,
-    NotebookBar,
-    Status,
-    in_notebook,
-)
+from fedsink.reporting.displays import ForgivingStream, duration, in_notebook
 
-SECONDS_TO_KNOW = 2.0
+GAP_SHARE = 0.05
+"""Least time between two lines of a log, as a part of the time so far."""
+
+_BAR_WIDTH, _NARROWEST_BAR = 24, 5
+_SECONDS_BETWEEN_LINES, _LINES_PER_RUN = 5.0, 10
+_DAY = 86_400.0  # over which the rate is taken
 
 
 class Progress:
     """Shows how far a run is; a context manager.
 
-    On a terminal, and below the cell of a notebook, a bar is redrawn in place. Elsewhere a line is
-    printed for the first and the last update and in between after a tenth of the rounds, or after
-    5 s (a twentieth of the time so far once that is longer, which keeps the log of a day-long run
-    short). All except the notebook's bar goes to standard error. An error or Ctrl-C passes through;
-    the terminal is restored and the last state shown. A stream that can no longer be written to
-    never stops the run.
-
-    Where a terminal is narrow, the bar gives way, then rounds a second, then figures other than ε
-    (the last first), then the title, then the time left: round and ε are always there. Rate and
-    time left appear 2 seconds after the first update. They count only the rounds after it, because
-    whatever is built, compiled or loaded once comes before it.
+    On a terminal, and below the cell of a notebook, a bar is redrawn in place; where a terminal is
+    narrow, the bar gives way, then the end of the line. Elsewhere a line is printed for the first
+    and the last update and in between after a tenth of the rounds, or after 5 s (a twentieth of the
+    time so far once that is longer, which keeps the log of a day-long run short). All except the
+    notebook's bar goes to standard error. An error or Ctrl-C passes through; the terminal is
+    restored and the last state shown. A stream that can no longer be written to never stops the
+    run. Rate and time left count no round before the first update, because whatever is built,
+    compiled or loaded once comes before it.
 
     Example:
         >>> with Progress(2000, "central") as progress:
@@ -46,9 +41,6 @@ class Progress:
         start_round: rounds done by an earlier process; rate and time left do not count them.
         stream: None for standard error.
         clock: seconds from any origin.
-
-    Raises:
-        ValueError: fewer than one round, or start_round outside 0..total.
     """
 
     def __init__(
@@ -58,85 +50,91 @@ class Progress:
         *,
         start_round: int = 0,
         stream: TextIO | None = None,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if total < 1:
-            raise ValueError(f"A run needs at least 1 round; received total={total}.")
-        if not 0 <= start_round <= total:
-            raise ValueError(
-                f"start_round must lie in 0..{total} (the total); received {start_round}."
-            )
-        self.total = total
-        self.title = title
-        self.start_round = start_round
-        self._stream = stream
-        self._clock = clock
-        self._started = 0.0
-        self._warm: tuple[int, float] | None = None
-        self._display: Display | None = None
+        self.total, self.title, self.start_round = total, title, start_round
+        self._stream, self._clock = stream, clock
 
     def __enter__(self) -> Progress:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
         stream = sys.stderr if self._stream is None else self._stream
-        self._started = self._clock()
-        output = ForgivingStream(stream)
+        self._output = ForgivingStream(stream)
+        self._gauge = BarColumn(bar_width=_BAR_WIDTH)
+        # No markup: a title such as "[smoke]" is text, not a style.
+        self._words = TextColumn("{task.description}", markup=False)
+        self._bar = Bar(
+            self._gauge,
+            self._words,
+            console=Console(file=cast("TextIO", self._output), force_terminal=True),
+            auto_refresh=False,
+            redirect_stdout=False,
+            speed_estimate_period=_DAY,
+            get_time=self._clock,
+        )
+        self._bar.add_task(self.title, total=self.total, completed=self.start_round)
+        self._handle: Any = None
         if self._stream is None and in_notebook():
-            self._display = NotebookBar(self.total, self.title, self.start_round, self._clock)
+            from IPython.display import display
+
+            self._handle = display(  # type: ignore[no-untyped-call]
+                self._html(), raw=True, display_id=True
+            )
         elif _redraws(stream):
-            self._display = LiveBar(output, self.total, self.title, self.start_round, self._clock)
-        else:
-            self._display = LogLines(output, self.total, self._clock)
+            self._bar.start()
+        self._began = self._shown_at = self._clock()
+        self._shown = self.start_round
         return self
 
     def update(self, round: int, **figures: float | str) -> None:
-        """Shows that `round` rounds are done, with figures such as loss=0.2 or ε=3.1.
-
-        Raises:
-            ValueError: used outside its context, or a round outside start_round..total.
-        """
-        if self._display is None:
-            raise ValueError("Progress shows nothing outside its context; use `with Progress(…)`.")
-        if not self.start_round <= round <= self.total:
-            raise ValueError(
-                f"round must lie in {self.start_round}..{self.total}; received {round}."
-            )
+        """Shows that `round` rounds are done, with figures such as loss=0.2 or ε=3.1."""
+        (task,) = self._bar.tasks
+        self._bar.update(task.id, completed=round)
+        self._figures = figures
         now = self._clock()
-        if self._warm is None:
-            self._warm = round, now
-        self._display.show(round, self._status(round, figures, now, *self._warm))
+        gap = 0.25 if self._handle else 0.1
+        due = round == self.total
+        if not (self._handle or self._bar.live.is_started):
+            gap = max(_SECONDS_BETWEEN_LINES, GAP_SHARE * (now - self._began))
+            first = self._shown == self.start_round
+            due = due or first or round - self._shown >= self.total / _LINES_PER_RUN
+        if due or now - self._shown_at >= gap:
+            self._show()
 
     def __exit__(self, *error: object) -> None:
-        if self._display is not None:
-            self._display.close()
-            self._display = None
+        if self._shown != self._bar.tasks[0].completed:
+            self._show()
+        if self._bar.live.is_started:
+            self._bar.stop()
 
-    def _status(
-        self,
-        round: int,
-        figures: dict[str, float | str],
-        now: float,
-        warm_round: int,
-        warm_at: float,
-    ) -> Status:
-        parts = [(2, self.title), (0, f"round {round}/{self.total}")]
-        for rank, (name, value) in enumerate(figures.items(), start=3):
-            figure = value if isinstance(value, str) else f"{value:.4g}"
-            parts.append((0 if name.startswith("ε") else rank, f"{name} {figure}"))
-        done, elapsed = round - warm_round, now - warm_at
-        if round == self.total:  # the rate of all rounds of this process
-            done, elapsed = round - self.start_round, now - self._started
-        known = round == self.total or elapsed >= SECONDS_TO_KNOW
-        if known and done > 0 and elapsed > 0:
-            rate = done / elapsed
-            left = duration((self.total - round) / rate)
-            parts += [(3 + len(figures), f"{rate:.3g} rounds/s"), (1, f"{left} left")]
-        return Status(tuple(parts))
+    def _show(self) -> None:
+        (task,) = self._bar.tasks
+        self._shown, self._shown_at = int(task.completed), self._clock()
+        parts = [self.title, f"round {self._shown}/{self.total}"]
+        for name, value in self._figures.items():
+            parts.append(f"{name} {value if isinstance(value, str) else f'{value:.4g}'}")
+        if (speed := task.speed) and (left := task.time_remaining) is not None:
+            parts += [f"{duration(left)} left", f"{speed:.3g} rounds/s"]
+        self._bar.update(task.id, description="  ".join(parts))
+        if self._handle:
+            self._handle.update(self._html(), raw=True)
+        elif self._bar.live.is_started:
+            room = self._bar.console.width - len(task.description) - 1
+            self._gauge.bar_width = min(_BAR_WIDTH, room)
+            self._bar.columns = (self._gauge, self._words)[room < _NARROWEST_BAR :]
+            self._bar.refresh()
+        else:
+            self._output.write(task.description + "\n")
+            self._output.flush()
 
-
-def duration(seconds: float) -> str:
-    """Writes seconds as m:ss or h:mm:ss, rounded to a second."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    def _html(self) -> dict[str, str]:
+        """A line of text behind a bar, without scripts and widgets; a stored notebook keeps it."""
+        (task,) = self._bar.tasks
+        bar = f'<progress value="{task.completed}" max="{self.total}"></progress>'
+        text = task.description
+        return {"text/plain": text, "text/html": f"{bar} <code>{escape(text)}</code>"}
 
 
 def _redraws(stream: TextIO | None) -> bool:

@@ -276,15 +276,12 @@ def _participation(strategy: RoundStrategy) -> dict[str, Any]:
 
 
 def _columns(line: Mapping[str, Any], unfinished: bool) -> dict[str, float | str]:
-    """Returns what the display shows of a line: the loss, ε, and the signal-to-noise ratio."""
+    """Returns what the display shows of a line: ε, the loss, and the signal-to-noise ratio."""
     epsilon, ratio = line["epsilon"], line.get("signal_to_noise")
-    columns: dict[str, float | str] = (
-        {"loss": line["loss"]} if "loss" in line else {"step": "none, see void"}
-    )
-    if epsilon is None:
-        columns["ε"] = "∞"
-    else:
-        columns["ε ≤" if unfinished and epsilon > 0.0 else "ε"] = epsilon
+    columns: dict[str, float | str] = {
+        "ε ≤" if unfinished and epsilon else "ε": "∞" if epsilon is None else epsilon
+    }
+    columns |= {"loss": line["loss"]} if "loss" in line else {"step": "none, see void"}
     if ratio is not None:
         columns["S/N"] = f"{ratio:.2g}" if ratio > 0.0 else "below measurement"
     return columns

@@ -32,8 +32,8 @@ from flwr.app import Context, Message, RecordDict
 from fedsink.cli import main
 from fedsink.clients.app import app
 from fedsink.clients.node import close_nodes
+from fedsink.clients.runner_process import SURROUNDINGS, RunnerProcess
 from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
-from fedsink.deployment.runner_process import RunnerProcess
 from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import become
 from fedsink.protocol.dp_sinkhorn import unpack_replies
@@ -92,8 +92,10 @@ def test_a_key_of_another_kind_and_a_file_without_certificate_are_refused(
 
 @pytest.mark.slow  # starts a process that imports everything
 def test_a_connection_without_tls_is_said_loudly_and_a_broken_policy_ends_before_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in SURROUNDINGS:
+        monkeypatch.setenv(name, "1")  # and as it was, after the command has set it
     policy = hospital(tmp_path, classes=["a"])
     with listener() as port:
         keys = (f"policy={policy}", f"superlink=127.0.0.1:{port}", *GIVEN[2:], "insecure=true")
@@ -317,7 +319,7 @@ import sys
 before = set(sys.modules)
 from fedsink.clients import node, runner
 from fedsink.data.sources import load
-from fedsink.deployment import runner_process
+from fedsink.clients import runner_process
 
 held = load.cache_info().currsize, len(node._NODES)
 reply = runner.answered(config, message)
@@ -344,13 +346,13 @@ def test_nothing_is_imported_in_a_fork_and_nothing_stays_behind(
 _OWNER = """
 import sys, time
 from multiprocessing import forkserver, get_context
-from fedsink.deployment.runner_process import RunnerProcess
+from fedsink.clients.runner_process import RunnerProcess
 
 process = RunnerProcess({"policy": sys.argv[1], "partition-id": 0, "num-partitions": 1})
 answers_for_ever = '''
 import time
 from fedsink.clients import runner
-from fedsink.deployment.runner_process import _work
+from fedsink.clients.runner_process import _work
 
 runner.opened = lambda: time.sleep(600)
 _work(None, "opened")
@@ -434,7 +436,7 @@ def test_a_client_that_does_not_exist_is_refused_at_the_start(home: Path) -> Non
 )
 def test_a_runner_that_cannot_answer_says_why(at_start: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"import sys, threading\n{at_start}\n")
-    code = "from fedsink.deployment.runner_process import RunnerProcess as R; R({})"
+    code = "from fedsink.clients.runner_process import RunnerProcess as R; R({})"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)

@@ -20,7 +20,7 @@ from ..support import picture_files, writers
 
 CLASSES = ("chat", "été", "l'œuf", 'a, "b" [c] $5')
 OWN = ",".join(
-    (*CLASSES[:2], '"l\'œuf"', r'"a, \"b\" [c] $5"'),
+    ("chat", '"été"', '"l\'œuf"', r'"a, \"b\" [c] $5"'),
 )
 SMALL = {"engine": "local", "clients": "2", "rounds": "2", "report.pictures": "1", "seed": "0"}
 

@@ -134,14 +134,6 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0312, "0.031 s"), (59.6, "1 min 0 s"), (3600, "1 h 0 min"), (90061, "25 h 1 min")],
-)
-def test_times_have_two_units(seconds: float, text: str) -> None:
-    assert page.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
     ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (5e12, "5,000.0 GB")]
 )
 def test_sizes_have_units(count: int, text: str) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from fedsink.reporting.displays import (
     ForgivingStream,
-    NotebookBar,
-    Status,
+    duration,
     format_table,
     in_notebook,
 )
@@ -56,17 +55,19 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     return bundles
 
 
-def test_the_bar_is_redrawn_in_place_a_few_times_a_second(shown: list[dict[str, str]]) -> None:
+def test_the_bar_is_redrawn_in_place_a_few_times_a_second(
+    shown: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell(monkeypatch, kernel=object())
     now = 0.0
-    bar = NotebookBar(1000, "<b>", 10, lambda: now)
-    assert shown[0]["text/html"].startswith('<progress value="10" max="1000"></progress>')
-    assert "&lt;b&gt;" in shown[0]["text/html"]
-    for round in range(11, 1001):
-        now += 0.01
-        bar.show(round, Status(((0, f"round {round}"),)))
-    bar.close()
+    with Progress(1000, "<b>", start_round=10, clock=lambda: now) as progress:
+        assert shown[0]["text/html"].startswith('<progress value="10" max="1000"></progress>')
+        assert "&lt;b&gt;" in shown[0]["text/html"]
+        for round in range(11, 1001):
+            now += 0.01
+            progress.update(round)
     assert 38 <= len(shown) <= 43
-    assert shown[-1]["text/plain"] == "round 1000"
+    assert "round 1000/1000" in shown[-1]["text/plain"]
 
 
 def test_progress_chooses_it_in_a_notebook(
@@ -155,3 +156,11 @@ def test_line_breaks_cannot_break_the_table():
 def test_refuses_a_table_of_nothing(rows):
     with pytest.raises(ValueError, match="at least one row with one column"):
         format_table(rows)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0312, "0.031 s"), (59.6, "1 min 0 s"), (3600, "1 h 0 min"), (90061, "25 h 1 min")],
+)
+def test_times_have_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -72,14 +73,8 @@ def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def own(glyphs: Path, tmp_path: Path) -> Path:
     """The same for a test that changes it."""
-    for path in ("config.yaml", *public_start_files()):
-        (tmp_path / "own").mkdir(exist_ok=True)
-        (tmp_path / "own" / path).write_bytes((glyphs / path).read_bytes())
-    return tmp_path / "own"
-
-
-def public_start_files() -> Sequence[str]:
-    return ("generator.safetensors", "generator.json", "privacy.json", "SHA256SUMS")
+    copy: Path = shutil.copytree(glyphs, tmp_path / "own")
+    return copy
 
 
 def stated(folder: Path) -> dict[str, Any]:
@@ -139,7 +134,7 @@ def test_a_start_of_an_earlier_version_is_compared_as_well(own: Path, tmp_path: 
     """It had its source's classes apart, under `relabel`, and the run's in their place."""
     folder = RunFolder(own)
     classes = composed()["data"]["classes"]
-    relabel = {"classes": classes[::-1], "taken": classes}
+    relabel = {"classes": classes, "taken": classes}
     old = {**composed()["data"], "classes": ["a"], "relabel": relabel}
     store_config(folder, stored_config(folder) | {"data": old, "public": {"data": "digits"}})
     assert "are records of the clients, bit by bit" in refused(tmp_path, f"start={own}")

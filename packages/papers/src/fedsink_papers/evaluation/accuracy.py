@@ -14,7 +14,7 @@ from fedsink.evaluation.sets import (
     TrainingSet,
     class_mean_set,
 )
-from fedsink.reporting.progress import duration
+from fedsink.reporting.displays import duration
 from fedsink_papers.evaluation.columns import Columns, Draw, Figure, Spread
 
 

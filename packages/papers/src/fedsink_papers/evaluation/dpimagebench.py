@@ -26,7 +26,7 @@ from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import logits
 from fedsink.evaluation.sets import Classifier, Labelled, Report, TrainingSet
 from fedsink.evaluation.suites import Chosen, ClassifierSet
-from fedsink.reporting.progress import duration
+from fedsink.reporting.displays import duration
 
 EPOCHS, BATCH, RATE, EVERY, FACTOR, DECAY = 50, 256, 0.01, 20, 0.2, 0.9999
 LEFT_OUT = 1 / 12

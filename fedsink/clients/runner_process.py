@@ -17,12 +17,16 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.protocol.failure_codes import FAILED
 
 _ATTEMPTS = 2
+# Each fork unpacks _work, and imports the script that is the node's command.
+_PRELOADED = ["fedsink.clients.runner", __name__, "fedsink.cli", "runpy"]
+
 # Pools of threads are made when a library is loaded; a fork that wants threads makes its own.
 # Nothing is imported from the folder in which the node was started.
-_SURROUNDINGS = {
+SURROUNDINGS = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "PYTHONSAFEPATH": "1",
 }
+"""What the environment says before a runner starts."""
 
 
 class RunnerProcess:
@@ -48,10 +52,9 @@ class RunnerProcess:
     """
 
     def __init__(self, config: Mapping[str, str | int]) -> None:
-        os.environ.update(_SURROUNDINGS)
         self._config = dict(config)
         self._processes = get_context("forkserver")
-        self._processes.set_forkserver_preload(["runpy", "fedsink.clients.runner", __name__])
+        self._processes.set_forkserver_preload(_PRELOADED)
         self.pid = 0
         """Process id of the runner that answered last."""
         code, self.admitted = self._fork("opened") or (1, "The runner died at its start.")
@@ -66,21 +69,17 @@ class RunnerProcess:
             print("fedsink node: the process that answered a message died.", file=sys.stderr)
         return Message(Error(FAILED), reply_to=message)
 
-    def keep_alive(self) -> None:
-        """Starts the runner where none is alive. Ctrl-C is for this process alone."""
-        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            forkserver.ensure_running()
-        finally:
-            signal.signal(signal.SIGINT, heard)
-
     def _fork(self, work: str, *words: object) -> Any:
         """Returns what a function of `fedsink.clients.runner` gives in a fork; None if it died."""
         receiver, sender = self._processes.Pipe(duplex=False)
         words = (sender, work, self._config, *words)
         fork = self._processes.Process(target=_work, args=words, daemon=True)
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process alone
         try:
-            self.keep_alive()
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, heard)
+        try:
             fork.start()
             sender.close()
             runner, said = receiver.recv()
