@@ -166,7 +166,7 @@ def test_fid_by_the_weights_of_a_file_stands_in_the_figures_and_in_the_report(
     """A network of random weights on small pictures, in the format of torchvision's file."""
     from torchvision.models import inception_v3
 
-    monkeypatch.setattr("fedsink.evaluation.image_quality.INCEPTION_FEATURES", 30)
+    monkeypatch.setattr("fedsink.evaluation.inception.INCEPTION_FEATURES", 30)
     monkeypatch.setattr("fedsink.evaluation.inception.SIDE", 75)
     torch.manual_seed(0)
     weights = inception_v3(weights=None, init_weights=False).state_dict()
