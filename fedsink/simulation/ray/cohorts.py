@@ -7,6 +7,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -113,52 +114,27 @@ class _LostError(Exception):
         self.answers, self.errors = answers, errors
 
 
+@dataclass(eq=False, repr=False)  # `build` may hold a key
 class Cohorts:
-    """Keeps one actor for each place. The first question waits until all actors have started.
+    """Keeps one actor for each place. The first question waits until all actors have started."""
 
-    Args:
-        ray: the module, connected.
-        places: of the cohorts.
-        build: makes the cohort, in the actor's process; picklable.
-        versions: those that every node must have; None where all run this process's files.
-        records: of the clients; None where the nodes need not be compared.
-        secret: `build` holds a key, which only this node, or a cluster with TLS, may be sent.
-        timeout: seconds to wait for answers; None waits for ever.
-        revive_seconds: time to wait until actors have started.
-        revivals: number of times that one question is asked again because actors were lost.
-        inline: bytes that a question may carry by itself; a larger one goes through Ray's memory.
-        debug: print the clients' logs.
-    """
+    ray: Any  # the module, connected
+    places: CohortPlaces
+    build: Callable[[], Cohort]  # in the actor's process; picklable
+    _: KW_ONLY
+    versions: Mapping[str, str] | None  # of every node; None where all run this process's files
+    records: NodeRecords | None  # None where the nodes need not be compared
+    secret: bool  # `build` holds a key, which only this node, or a cluster with TLS, may be sent
+    timeout: float | None  # seconds to wait for answers; None waits for ever
+    revive_seconds: float  # to wait until actors have started
+    revivals: int  # number of times that one question is asked again because actors were lost
+    inline: int  # bytes that a question carries by itself; more go through Ray's memory
+    debug: bool  # print the clients' logs
 
-    def __init__(
-        self,
-        ray: Any,
-        places: CohortPlaces,
-        build: Callable[[], Cohort],
-        *,
-        versions: Mapping[str, str] | None,
-        records: NodeRecords | None,
-        secret: bool,
-        timeout: float | None,
-        revive_seconds: float,
-        revivals: int,
-        inline: int,
-        debug: bool,
-    ) -> None:
-        self._ray = ray
-        self._places = places
-        self._build = build
-        self._versions = versions
-        self._records = records
-        self._secret = secret
-        self._timeout = timeout
-        self._revive_seconds = revive_seconds
-        self._revivals = revivals
-        self._inline = inline
-        self._gone = ray.exceptions.RayActorError, ray.exceptions.ObjectLostError
-        remote = ray.remote(Actor)
-        self._new: Callable[[], Any] = lambda: remote.options(**places.options()).remote(debug)
-        self.actors = [self._new() for _ in range(places.count)]
+    def __post_init__(self) -> None:
+        self._gone = self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError
+        self._actor = self.ray.remote(Actor).options(**self.places.options())
+        self.actors = [self._actor.remote(self.debug) for _ in range(self.places.count)]
         self._ready = False
 
     def __len__(self) -> int:
@@ -173,11 +149,11 @@ class Cohorts:
             self._start(range(len(self.actors)))
             self._ready = True
         said: Any = pickle.dumps(shared, protocol=pickle.HIGHEST_PROTOCOL)
-        if len(said) > self._inline:
-            said = self._ray.put(said)
+        if len(said) > self.inline:
+            said = self.ray.put(said)
         answers: dict[int, Any] = {}
         places: Collection[int] = [place for place, items in enumerate(work) if items]
-        for attempt in range(1 + self._revivals):
+        for attempt in range(1 + self.revivals):
             if attempt:
                 log.warning("%d actors died; new ones host their clients", len(places))
                 self._replace(places)
@@ -197,15 +173,15 @@ class Cohorts:
     def close(self) -> None:
         """Ends the actors."""
         for actor in self.actors:
-            self._ray.kill(actor)
+            self.ray.kill(actor)
 
     def _received(self, calls: Mapping[int, Any]) -> dict[int, Any]:
         """The answers to calls by their place, or a `_LostError`."""
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
         def get(received: Any) -> Any:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            return self._ray.get(received, timeout=left)
+            return self.ray.get(received, timeout=left)
 
         answers, errors = {}, {}
         try:
@@ -218,41 +194,41 @@ class Cohorts:
                     answers[place] = get(call)
                 except self._gone as error:
                     errors[place] = error
-        except self._ray.exceptions.GetTimeoutError as error:
+        except self.ray.exceptions.GetTimeoutError as error:
             raise ClientError(
-                f"Clients did not answer within engine.timeout={self._timeout:g} seconds: "
+                f"Clients did not answer within engine.timeout={self.timeout:g} seconds: "
                 "raise it, then continue from the checkpoint with resume=."
             ) from error
         raise _LostError(answers, errors)
 
     def _replace(self, places: Collection[int]) -> None:
         for place in places:
-            self._ray.kill(self.actors[place])
-            self.actors[place] = self._new()
+            self.ray.kill(self.actors[place])
+            self.actors[place] = self._actor.remote(self.debug)
 
     def _start(self, places: Collection[int]) -> None:
         """Waits for new actors, checks their nodes, and has them build their cohorts."""
-        deadline = time.monotonic() + self._revive_seconds
+        deadline = time.monotonic() + self.revive_seconds
         while True:
             try:
                 nodes = self._started(places, deadline)
                 actors = {place: self.actors[place] for place in nodes}
-                if self._versions is not None:
+                if self.versions is not None:
                     calls = {place: actor.versions.remote() for place, actor in actors.items()}
                     for place, there in self._received(calls).items():
-                        node = node_in_words(self._ray, nodes[place])
-                        refuse_versions(node, self._versions, there)
-                if self._secret:
-                    here = self._ray.get_runtime_context().get_node_id()
+                        node = node_in_words(self.ray, nodes[place])
+                        refuse_versions(node, self.versions, there)
+                if self.secret:
+                    here = self.ray.get_runtime_context().get_node_id()
                     refuse_unencrypted(here, nodes.values())
-                if self._records is not None:
-                    calls = {place: self._records.call(actor) for place, actor in actors.items()}
+                if self.records is not None:
+                    calls = {place: self.records.call(actor) for place, actor in actors.items()}
                     read = self._received(calls).items()
-                    self._records.check({node_in_words(self._ray, nodes[p]): a for p, a in read})
-                built = {place: actor.host.remote(self._build) for place, actor in actors.items()}
+                    self.records.check({node_in_words(self.ray, nodes[p]): a for p, a in read})
+                built = {place: actor.host.remote(self.build) for place, actor in actors.items()}
                 try:
                     self._received(built)
-                except self._ray.exceptions.RayTaskError as error:
+                except self.ray.exceptions.RayTaskError as error:
                     raise ClientError(
                         "A Ray actor could not build the apps of its clients; --debug shows why."
                     ) from error
@@ -270,18 +246,18 @@ class Cohorts:
         try:
             while calls:
                 left = max(0.0, deadline - time.monotonic())
-                started, waiting = self._ray.wait(list(calls), timeout=left)
+                started, waiting = self.ray.wait(list(calls), timeout=left)
                 if not started:
                     raise ClientError(
                         f"{len(waiting)} of {len(self)} cohorts did not start within engine."
-                        f"revive_seconds={self._revive_seconds:g}: {self._places.shortage()}; add "
+                        f"revive_seconds={self.revive_seconds:g}: {self.places.shortage()}; add "
                         "nodes or lower engine.actors, or continue from the checkpoint with "
                         "resume=."
                     )
                 # One that is lost is replaced while the others wait.
                 nodes |= self._received({calls.pop(call): call for call in started})
             return nodes
-        except self._ray.exceptions.RuntimeEnvSetupError as error:
+        except self.ray.exceptions.RuntimeEnvSetupError as error:
             raise ClientError(
                 f"Ray could not send fedsink to a node of the cluster: {first_line(error)}."
             ) from error

@@ -95,7 +95,7 @@ def test_a_reply_comes_from_the_node_that_was_asked(
     grids: dict[str, RayGrid], configured: Configure, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
     grid = _ray_grid(grids, configured(*_OVERRIDES).node)
-    monkeypatch.setattr(grid.cohorts, "_inline", inline)
+    monkeypatch.setattr(grid.cohorts, "inline", inline)
     nodes = list(reversed(list(grid.get_node_ids())))
     messages = [grid.create_message(RecordDict(), "query.identity", node, "1") for node in nodes]
     replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(messages)}
@@ -271,7 +271,7 @@ def test_a_client_that_hangs_ends_the_run(
     settings = configured(*_OVERRIDES)
     grid = make_grid(settings.node, actors=1, host=_dying(marker, 2, hang))
     grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1000, "1")])
-    grid.cohorts._timeout = 2.0  # once the actor is there
+    grid.cohorts.timeout = 2.0  # once the actor is there
     began = time.monotonic()
     with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=2 seconds"):
         _run(settings, grid, tmp_path / "run")
@@ -290,7 +290,7 @@ def test_any_number_of_actors_gives_the_same_bits(
     expected = _run(settings, local, tmp_path / "local")
     for actors, inline in ((1, INLINE), (3, INLINE), (3, 0)):
         grid = make_grid(settings.node, actors=actors)
-        grid.cohorts._inline = inline
+        grid.cohorts.inline = inline
         found = _run(settings, grid, tmp_path / f"{actors}-{inline}")
         for name, values in expected.items():
             assert torch.equal(found[name], values), (actors, inline, name)
