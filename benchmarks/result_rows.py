@@ -211,7 +211,8 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
     papers = list(dict.fromkeys(entry.paper for row in table.rows for entry in row.published))
     beside = ["ours − published", f"published {' / '.join(names)}"] if papers else []
     heads = ["row", *beside, *names, "ε", "CPU s", "seeds", "command"]
-    trusted, apart = [], []
+    trusted: list[str] = []
+    apart: list[str] = []
     for row in table.rows:
         arguments = row.arguments(scale, 0, more)[:-1]
         command = any_engine(" ".join(["fedsink simulate", *arguments]))
