@@ -11,8 +11,7 @@
 
 from __future__ import annotations
 
-from fedsink.models.biggan import BigGan
-from fedsink.models.convolutional import Conv, Dcgan
+from fedsink.models.convolutional import BigGan, Conv, Dcgan
 from fedsink.models.generator_base import Generator
 from fedsink.models.generators import GENERATORS, build, load, parameter_count, sample, save
 from fedsink.models.observation import Observation

@@ -20,6 +20,8 @@ _LARGEST_SIZE = 1 << 30
 _LARGEST_LAYER = 1 << 24
 _MOST_LAYERS = 64
 
+Shape = tuple[int, ...]
+Options = Mapping[str, Any]
 LatentLaw = Literal["uniform", "unit", "normal"]
 """U[-1, 1], U[0, 1] or N(0, 1) in every latent coordinate."""
 
@@ -50,11 +52,11 @@ class Generator(nn.Module, ABC):
 
     def __init__(
         self,
-        shape: tuple[int, ...],
+        shape: Shape,
         classes: int,
         latent_dim: int,
         latent_law: LatentLaw,
-        options: Mapping[str, Any],
+        options: Options,
     ) -> None:
         """Checks and stores the description; subclasses add layers and initialise them."""
         super().__init__()
@@ -100,9 +102,7 @@ class Generator(nn.Module, ABC):
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
 
     @classmethod
-    def parameter_count(
-        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
-    ) -> int:
+    def parameter_count(cls, shape: Shape, classes: int, options: Options) -> int:
         """Returns the number of weights of a generator of this description, without building it.
 
         A node compares it with the weights that a message holds before it builds anything.

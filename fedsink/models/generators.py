@@ -17,12 +17,14 @@ from torch import Tensor
 import fedsink
 from fedsink.data.spec import check_sizes
 from fedsink.errors import ModelError
-from fedsink.models.biggan import BigGan
-from fedsink.models.convolutional import Conv, Dcgan
+from fedsink.models.convolutional import BigGan, Conv, Dcgan
 from fedsink.models.generator_base import Generator
 from fedsink.models.perceptrons import DctMlp, Mlp
 from fedsink.registry import Registry
 from fedsink.values import read_json
+
+if TYPE_CHECKING:
+    from fedsink.privacy.randomness.noise import Stream
 
 WEIGHTS = "generator.safetensors"
 DESCRIPTION = "generator.json"
@@ -149,10 +151,6 @@ def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
         raise ModelError(f"{path} is corrupt ({error}); restore it or train again.") from error
 
 
-if TYPE_CHECKING:
-    from fedsink.privacy.randomness.noise import Stream
-
-
 @torch.no_grad()
 def sample(
     generator: Generator,
@@ -192,7 +190,16 @@ def sample(
             f"batch_size={batch_size}."
         )
     labels = torch.arange(n) % generator.classes if labels is None else labels.cpu()
-    _check_labels(labels, n, generator.classes)
+    if labels.shape != (n,) or labels.dtype != torch.int64:
+        raise ModelError(
+            f"sampling {n} images needs {n} int64 labels, got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}."
+        )
+    if len(wrong := labels[(labels < 0) | (labels >= generator.classes)]):
+        raise ModelError(
+            f"label {int(wrong[0])} is outside the generator's classes 0 to "
+            f"{generator.classes - 1}."
+        )
     z = latent_range * generator.latent(n, stream)
     labels = labels.to(z.device)
     if not generator.uses_batch_statistics:
@@ -201,9 +208,8 @@ def sample(
             generator(z[a : a + batch_size], labels[a : a + batch_size])
             for a in range(0, n, batch_size)
         ]
-        return (
-            torch.cat(rows).cpu() if rows else torch.empty(0, *generator.shape, dtype=torch.float32)
-        )
+        empty = torch.empty(0, *generator.shape, dtype=torch.float32)
+        return torch.cat(rows).cpu() if rows else empty
     quota = _quota(generator.classes, batch_size, mix)
     images = torch.empty(n, *generator.shape, dtype=torch.float32)
     for chosen in _batches(labels, quota):
@@ -243,16 +249,3 @@ def _batches(labels: Tensor, quota: Tensor) -> list[Tensor]:
         batch[members] = torch.arange(len(members), device=labels.device) // room
     count = int(batch.max()) + 1 if len(labels) else 0
     return [(batch == b).nonzero().squeeze(1) for b in range(count)]
-
-
-def _check_labels(labels: Tensor, n: int, classes: int) -> None:
-    if labels.shape != (n,) or labels.dtype != torch.int64:
-        raise ModelError(
-            f"sampling {n} images needs {n} int64 labels, got {labels.dtype} of shape "
-            f"{tuple(labels.shape)}."
-        )
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise ModelError(
-            f"label {int(wrong[0])} is outside the generator's classes 0 to {classes - 1}."
-        )

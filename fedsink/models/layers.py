@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,25 +13,20 @@ from torch.nn.utils import skip_init
 from fedsink.data import dct
 from fedsink.errors import ModelError
 
+Layer = TypeVar("Layer", bound=nn.Module)
 
-def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """Returns an uninitialised nn.Linear."""
-    return _skip(nn.Linear, inputs, outputs, bias=bias)
+_SQUARINGS = 12
+_SMALLEST = 1e-30  # a weight of zeros stays one
 
 
-def batch_norm_1d(features: int) -> nn.BatchNorm1d:
+def blank(layer: type[Layer], *sizes: int, **options: Any) -> Layer:
+    """Returns a layer whose weights are yet to be drawn by `initialise`."""
+    return skip_init(layer, *sizes, dtype=torch.float32, **options)
+
+
+def normalised(layer: type[nn.BatchNorm1d | nn.BatchNorm2d], features: int) -> nn.Module:
     """Returns a BatchNorm that always normalises by its batch."""
-    return nn.BatchNorm1d(features, track_running_stats=False, dtype=torch.float32)
-
-
-def batch_norm_2d(features: int) -> nn.BatchNorm2d:
-    """Returns a BatchNorm that always normalises by its batch."""
-    return nn.BatchNorm2d(features, track_running_stats=False, dtype=torch.float32)
-
-
-def convolution(inputs: int, outputs: int, kernel: int, padding: int) -> nn.Conv2d:
-    """Returns an uninitialised nn.Conv2d of stride 1."""
-    return _skip(nn.Conv2d, inputs, outputs, kernel, padding=padding)
+    return layer(features, track_running_stats=False, dtype=torch.float32)
 
 
 class SpectralConvolution(nn.Conv2d):
@@ -44,16 +39,8 @@ class SpectralConvolution(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns the normalised convolution of a batch of maps."""
         weight = self.weight / spectral_norm(self.weight)
         return conv2d(input, weight, self.bias, self.stride, self.padding)
-
-
-def spectral_convolution(
-    inputs: int, outputs: int, kernel: int, padding: int
-) -> SpectralConvolution:
-    """Returns an uninitialised convolution of stride 1 whose kernel is normalised."""
-    return _skip(SpectralConvolution, inputs, outputs, kernel, padding=padding)
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
@@ -74,17 +61,6 @@ def spectral_norm(weight: Tensor) -> Tensor:
     return (gram * power).sum().clamp_min(_SMALLEST).sqrt()
 
 
-_SQUARINGS = 12
-_SMALLEST = 1e-30  # a weight of zeros stays one
-
-
-def deconvolution(
-    inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0
-) -> nn.ConvTranspose2d:
-    """Returns an uninitialised nn.ConvTranspose2d."""
-    return _skip(nn.ConvTranspose2d, inputs, outputs, kernel, stride=stride, padding=padding)
-
-
 def low_pass_basis(name: str, shape: tuple[int, ...], radius: float | None) -> Tensor:
     """Returns the cosines of a picture's band, float32 (K, height·width): a row a frequency.
 
@@ -103,11 +79,6 @@ def low_pass_band(name: str, shape: tuple[int, ...], radius: float | None) -> dc
     return band
 
 
-def embedding(labels: int, features: int) -> nn.Embedding:
-    """Returns an uninitialised nn.Embedding."""
-    return _skip(nn.Embedding, labels, features)
-
-
 def class_inputs(z: Tensor, one_hot: Tensor) -> Tensor:
     """Returns onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors.
 
@@ -115,10 +86,6 @@ def class_inputs(z: Tensor, one_hot: Tensor) -> Tensor:
     """
     inputs = torch.cat([z, torch.ones_like(z[:, :1])], dim=1)
     return (one_hot.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
-
-
-def _skip(layer: Any, *sizes: int, **options: Any) -> Any:
-    return skip_init(layer, *sizes, dtype=torch.float32, **options)
 
 
 @torch.no_grad()

@@ -55,20 +55,17 @@ class LowPassNoise:
         if self.std == 0.0 or len(images) == 0:
             return images
         # In float64, as bends are: the rounding of a product depends on the number of pictures.
-        shaped = self._basis(*images.shape[-2:])
+        height, width = images.shape[-2:]
+        band = dct.disc(height, width, math.hypot(height, width))
+        radii = torch.tensor([math.hypot(i, j) for i, j in band], dtype=torch.float64)
+        spectrum = 1.0 / (1.0 + (radii / (self.cutoff * min(height, width))) ** 2)
+        spectrum *= self.std / spectrum.square().mean().sqrt()
+        shaped = spectrum.unsqueeze(1) * dct.basis(height, width, band)
         noisy = [
             part + (stream.normal(*part.shape[:2], len(shaped)) @ shaped).view_as(part).to(part)
             for part in images.split(_NOISED_AT_ONCE)
         ]
         return torch.cat(noisy).clamp_(0.0, 1.0)
-
-    def _basis(self, height: int, width: int) -> Tensor:
-        """Returns the DCT's rows, each times the standard deviation of its coefficient."""
-        band = dct.disc(height, width, math.hypot(height, width))
-        radii = torch.tensor([math.hypot(i, j) for i, j in band], dtype=torch.float64)
-        spectrum = 1.0 / (1.0 + (radii / (self.cutoff * min(height, width))) ** 2)
-        spectrum *= self.std / spectrum.square().mean().sqrt()
-        return spectrum.unsqueeze(1) * dct.basis(height, width, band)
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedsink.data import dct
 from fedsink.errors import ModelError
-from fedsink.models.generator_base import Generator, LatentLaw, checked_sizes
-from fedsink.models.layers import batch_norm_1d, class_inputs, initialise, linear, low_pass_basis
+from fedsink.models.generator_base import Generator, LatentLaw, Options, Shape, checked_sizes
+from fedsink.models.layers import blank, class_inputs, initialise, low_pass_basis, normalised
 from fedsink.values import as_float
 
 _LARGEST_FACTOR = 2.0**20  # of inputs: far from the limits of floats
@@ -35,7 +35,7 @@ class Mlp(Generator):
 
     def __init__(
         self,
-        shape: tuple[int, ...],
+        shape: Shape,
         classes: int,
         *,
         latent_dim: int = 16,
@@ -46,7 +46,6 @@ class Mlp(Generator):
         conditional: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Builds the layers and draws their weights from `generator` (None: seed 0)."""
         options = {
             "hidden": list(hidden),
             "batch_norm": batch_norm,
@@ -66,20 +65,17 @@ class Mlp(Generator):
         width = latent_dim + (classes if self.conditional else 0)
         layers: list[nn.Module] = []
         for units in hidden:
-            layers.append(linear(width, units))
+            layers.append(blank(nn.Linear, width, units))
             if batch_norm:
-                layers.append(batch_norm_1d(units))
+                layers.append(normalised(nn.BatchNorm1d, units))
             layers.append(nn.ReLU())
             width = units
-        layers.append(linear(width, math.prod(self.shape)))
+        layers.append(blank(nn.Linear, width, math.prod(self.shape)))
         self.layers = nn.Sequential(*layers)
         initialise(self, generator)
 
     @classmethod
-    def parameter_count(
-        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
-    ) -> int:
-        """Returns the size of all layers, BatchNorm's scales and shifts included."""
+    def parameter_count(cls, shape: Shape, classes: int, options: Options) -> int:
         conditional = classes > 1 if options["conditional"] is None else options["conditional"]
         latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
         widths = [latent_dim + (classes if conditional else 0), *hidden, math.prod(shape)]
@@ -87,7 +83,6 @@ class Mlp(Generator):
         return sum((a + 1) * b for a, b in pairwise(widths)) + normalised
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Returns images (n, C, H, W) in [0, 1], or points (n, d)."""
         inputs = torch.cat([z, self.one_hot(labels, z)], dim=1) if self.conditional else z
         outputs: Tensor = self.layers(inputs)
         if self.output == "sigmoid":
@@ -119,7 +114,7 @@ class DctMlp(Generator):
 
     def __init__(
         self,
-        shape: tuple[int, ...],
+        shape: Shape,
         classes: int,
         *,
         latent_dim: int = 3,
@@ -131,7 +126,6 @@ class DctMlp(Generator):
         output_gain: float = 4.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Builds the layers and draws their weights from `generator` (None: seed 0)."""
         options = {
             "hidden": list(hidden),
             "radius": radius,
@@ -157,13 +151,13 @@ class DctMlp(Generator):
         self.per_class_first_layer = per_class_first_layer
         if per_class_first_layer:
             # The one-hot block carries the bias of each class.
-            first = linear(classes * (latent_dim + 1), hidden[0], bias=False)
+            first = blank(nn.Linear, classes * (latent_dim + 1), hidden[0], bias=False)
         else:
-            first = linear(latent_dim + classes, hidden[0])
+            first = blank(nn.Linear, latent_dim + classes, hidden[0])
         widths = [*hidden, self.shape[0] * len(basis)]
         layers: list[nn.Module] = [first]
         for inputs, outputs in pairwise(widths):
-            layers += [nn.ReLU(), linear(inputs, outputs)]
+            layers += [nn.ReLU(), blank(nn.Linear, inputs, outputs)]
         self.layers = nn.Sequential(*layers)
         self.register_buffer("basis", basis, persistent=False)
         self.basis: Tensor
@@ -174,10 +168,7 @@ class DctMlp(Generator):
                 first.weight.mul_(classes**0.5)
 
     @classmethod
-    def parameter_count(
-        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
-    ) -> int:
-        """Returns the size of all layers; the first has one bias, or one for each class."""
+    def parameter_count(cls, shape: Shape, classes: int, options: Options) -> int:
         latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
         channels, height, width = shape
         band = dct.half_band(height, width, options["radius"])
@@ -188,7 +179,6 @@ class DctMlp(Generator):
         return sum(counts)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Returns images (n, C, H, W) in [0, 1]."""
         classes = self.one_hot(labels, z)
         if self.per_class_first_layer:
             inputs = class_inputs(z, classes)

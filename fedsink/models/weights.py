@@ -30,19 +30,9 @@ def pullback(
 ) -> Pullback:
     """Returns v ↦ Jᵀv with J = ∂X/∂θ and X = view(G_θ(z, labels)): one pass forward, one back each.
 
-    Source: the chain rule behind Cao et al. 2021, Algorithm 1, line 9, where X's gradient is
-    backpropagated into the generator.
-
-    Args:
-        generator: the architecture; its weights are neither read nor changed.
-        weights: θ, (P,), as of `flat_weights`.
-        z: latents, (R, latent_dim).
-        labels: (R,) int64.
-        view: maps images to rows of D coordinates; differentiable.
-
-    Returns:
-        A function of v, (R, D), that returns (P,) float32 on the weights' device. Its operations
-        depend on no value of v.
+    It is the chain rule behind Cao et al. 2021, Algorithm 1, line 9, where X's gradient is
+    backpropagated into the generator, whose own weights are neither read nor changed: θ (P,) is as
+    of `flat_weights`. The function's operations depend on no value of v.
     """
     leaf = weights.detach().requires_grad_()
     named = dict(generator.named_parameters())

@@ -66,26 +66,9 @@ def test_the_scale_of_the_blocks_kernels_does_not_matter() -> None:
     assert not torch.allclose(generator(z, labels), before, atol=1e-2)
 
 
-def test_a_picture_depends_on_its_own_row_alone() -> None:
+def test_it_has_no_state_but_its_weights() -> None:
     generator = build("biggan", (1, 8, 8), 3, **SMALL)
-    assert not generator.uses_batch_statistics
-    z, labels = generator.latent(6, Stream(b"z")), torch.arange(6) % 3
-    torch.testing.assert_close(generator(z, labels)[:2], generator(z[:2], labels[:2]))
     assert set(generator.state_dict()) == {name for name, _ in generator.named_parameters()}
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "message"),
-    [
-        ((2,), {}, r"biggan makes images .* got shape \(2,\)"),
-        ((1, 8, 8), {"width": 0}, "biggan needs whole sizes from 1 .* got 0"),
-        ((1, 8, 8), {"blocks": 17}, "biggan has at most 16 blocks, got 17"),
-        ((1, 8, 8), {"label_embedding": 2.5}, r"got 2\.5"),
-    ],
-)
-def test_messages(shape: tuple[int, ...], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        build("biggan", shape, 3, **options)
 
 
 def test_a_described_generator_is_refused_unbuilt() -> None:

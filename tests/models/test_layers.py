@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsink.models.layers import initialise, spectral_convolution, spectral_norm
+from fedsink.models.layers import SpectralConvolution, blank, initialise, spectral_norm
 
 SIZES = st.integers(1, 9)
 
@@ -44,7 +44,7 @@ def test_its_gradient_is_that_of_a_converged_power_iteration() -> None:
 
 
 def test_a_normalised_convolution_has_no_scale_and_no_state() -> None:
-    layer = spectral_convolution(3, 5, 3, padding=1)
+    layer = blank(SpectralConvolution, 3, 5, 3, padding=1)
     initialise(layer, torch.Generator().manual_seed(1))
     assert set(layer.state_dict()) == {"weight", "bias"}
     maps = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(2))

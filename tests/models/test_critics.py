@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,9 @@ from torch.nn.functional import conv2d, leaky_relu
 from fedsink.data.views import DctView, PixelView, View
 from fedsink.errors import ModelError
 from fedsink.models.critics import (
+    Adam,
     ConvolutionCritic,
+    CriticTraining,
     LocalGenerator,
     PerceptronCritic,
     wgan_gp_losses,
@@ -288,3 +292,84 @@ def test_a_generators_points_are_its_own_weights_alone():
     found, moved = (LOCAL.points(w, uniform, labels) for w in (weights, other))
     assert torch.equal(found[same], moved[same])
     assert not moved[1].isfinite().any()
+
+
+# Adam
+
+ROWS, SIZE, STEPS = 5, 8, 12
+
+
+def test_each_row_takes_the_steps_of_torchs_adam_and_skips_the_others():
+    stream = Stream(b"test", "adam")
+    start = stream.normal(ROWS, SIZE)
+    gradients = stream.normal(STEPS, ROWS, SIZE)
+    active = stream.uniform(STEPS, ROWS) < 0.6
+    active[0, 0] = True
+    active[:, 1] = False
+    weights, adam = start.clone(), Adam.start(start)
+    for gradient, moves in zip(gradients, active, strict=True):
+        adam.step(weights, gradient.clone(), 0.01, moves)
+    for row in range(ROWS):
+        expected = torch.nn.Parameter(start[row].clone())
+        optimizer = torch.optim.Adam([expected], lr=0.01, betas=(0.5, 0.9))
+        for gradient, moves in zip(gradients, active, strict=True):
+            if moves[row]:
+                expected.grad = gradient[row].clone()
+                optimizer.step()
+        torch.testing.assert_close(weights[row], expected.detach())
+        assert int(adam.steps[row]) == int(active[:, row].sum())
+    assert torch.equal(weights[1], start[1])
+    assert not adam.mean[1].any()
+
+
+def test_a_row_that_skips_takes_nothing_from_its_gradient():
+    weights = torch.ones(2, 3)
+    adam = Adam.start(weights)
+    gradient = torch.tensor([[1.0, 2.0, 3.0], [float("nan"), float("inf"), 1.0]])
+    adam.step(weights, gradient, 0.1, torch.tensor([True, False]))
+    torch.testing.assert_close(weights, torch.tensor([[0.9, 0.9, 0.9], [1.0, 1.0, 1.0]]))
+    assert torch.equal(adam.square[1], torch.zeros(3))
+
+
+# Training
+
+
+def test_the_learning_rate_is_halved_for_the_last_part_of_the_rounds():
+    training = CriticTraining(critics=1, lr=2e-3, late=0.3)
+    rates = [training.rate(t, 10) for t in range(1, 11)]
+    assert rates == [2e-3] * 7 + [1e-3] * 3
+    assert CriticTraining(critics=1, lr=1.0, late=0.0).rate(10, 10) == 1.0
+
+
+def test_the_first_round_has_further_steps():
+    training = CriticTraining(critics=1, steps=5, warm=20)
+    assert [training.steps_after(rounds) for rounds in (0, 1, 2)] == [25, 5, 5]
+
+
+def test_the_first_round_counts_the_steps_of_local_generators_and_of_critics_against_them():
+    assert CriticTraining(critics=1, steps=5, warm=20).first_steps == 25
+    assert CriticTraining(critics=1, steps=5, warm=20, warm_generator=7).first_steps == 25 + 7 * 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"critics": 0}, "critics must be a whole number of at least 1, not 0"),
+        ({"steps": 1.5}, "steps must be a whole number of at least 0, not 1.5"),
+        ({"warm": True}, "warm must be a whole number of at least 0, not True"),
+        ({"warm_generator": -1}, "warm_generator must be a whole number of at least 0, not -1"),
+        ({"warm_generator": 2, "steps": 0}, "warm_generator=2 trains a generator against a critic"),
+        ({"batch": 0}, "batch must be a whole number of at least 1, not 0"),
+        ({"history": 0}, "history must be a whole number of at least 1, not 0"),
+        ({"lr": "fast"}, "lr must be a number of at least 0, not 'fast'"),
+        ({"penalty": -1.0}, "penalty must be a number of at least 0, not -1.0"),
+        ({"drift": math.inf}, "drift must be a number of at least 0, not inf"),
+        ({"late": 1.5}, r"late must be in \[0, 1\], not 1.5"),
+        ({"mismatch": 1.5}, r"mismatch must be in \[0, 1\], not 1.5"),
+        ({"mismatch": math.nan}, r"mismatch must be in \[0, 1\], not nan"),
+        ({"lr": 10**400}, "lr must be a number of at least 0, not 1000"),
+    ],
+)
+def test_values_out_of_range_are_refused(options, message):
+    with pytest.raises(ModelError, match=message):
+        CriticTraining(**{"critics": 3, **options})
