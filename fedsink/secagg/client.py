@@ -61,16 +61,7 @@ from fedsink.secagg.refusals import (
     UnsignedSurvivorsError,
     UntrustedPeerError,
 )
-from fedsink.secagg.wire import (
-    NONCE_BYTES,
-    Entry,
-    KeyRoster,
-    joined,
-    names,
-    number,
-    opened,
-    rows,
-)
+from fedsink.secagg.wire import NONCE_BYTES, Entry, KeyRoster, joined, names, number, opened, rows
 from fedsink.values import read_json
 
 TRIPS = "keys", "shares", "masked", "survivors", "unmask"
@@ -82,21 +73,17 @@ OF_MASK_KEY, OF_SELF_MASK = b"\0", b"\1"
 class _Memory:
     """All that a client keeps of one message between trips.
 
-    Attributes:
-        channel, mask, seed: private key of c_u, of s_u, and b_u; empty once y_u is sent.
-        roster: U₁ with its keys.
-        shares: of both secrets of each neighbour in U₂, and of its own; empty once it has unmasked.
-        sharers, survivors: U₂ and U₃.
-        answers: (SHA-256 of what was asked, answer) of each trip so far.
+    The first three are empty once y_u is sent, `shares` once the client has unmasked.
     """
 
-    channel: bytes = b""
-    mask: bytes = b""
-    seed: bytes = b""
-    roster: bytes = b""
-    shares: bytes = b""
-    sharers: bytes = b""
-    survivors: bytes = b""
+    channel: bytes = b""  # private key of c_u
+    mask: bytes = b""  # of s_u
+    seed: bytes = b""  # b_u
+    roster: bytes = b""  # U₁ with its keys
+    shares: bytes = b""  # of both secrets of each neighbour in U₂, and of its own
+    sharers: bytes = b""  # U₂
+    survivors: bytes = b""  # U₃
+    # (SHA-256 of what was asked, answer) of each trip so far.
     answers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
@@ -123,17 +110,7 @@ class ClientSession:
           it holds no secret except the shares that it gave to the server.
         - Malformed bytes raise MalformedTripError.
 
-    Args:
-        parameters: of the message.
-        client: this client's number.
-        identity: signs.
-        rules: of the client's owner.
-        random: returns fresh random bytes.
-
-    Raises:
-        CohortError: the parameters allow a sum over too few clients.
-        WeakThresholdError: too few shares would give a secret.
-        RosterError: the client is not one of the message's.
+    What a trip refuses, it refuses by an error of `refusals`.
     """
 
     def __init__(
@@ -168,19 +145,7 @@ class ClientSession:
     # Trip 1 ------------------------------------------------------------------------------------
 
     def shares(self, roster: bytes) -> bytes:
-        """Trip 1: returns shares of both secrets, encrypted for each neighbour.
-
-        Args:
-            roster: rows of all clients that take part, U₁.
-
-        Raises:
-            MalformedTripError: it is no roster.
-            CohortError: it has too few clients.
-            RosterError: it changes this client's keys, or names a stranger or a key twice.
-            UntrustedPeerError: a key is not trusted, or did not sign.
-            WeakKeyError: a key is of small order.
-            AnsweredError, OutOfTurnError: another roster was answered, or no keys were sent.
-        """
+        """Trip 1: returns shares of both secrets, encrypted for each neighbour in the roster U₁."""
         return self._once(1, roster, self._share)
 
     def _share(self, content: bytes) -> bytes:
@@ -192,9 +157,7 @@ class ClientSession:
             share(secret, len(around), self.parameters.threshold, self._random)
             for secret in (self._memory.mask, seed)
         )
-        both = dict(
-            zip(around, (m + s for m, s in zip(of_mask, of_seed, strict=True)), strict=True)
-        )
+        both = {peer: m + s for peer, m, s in zip(around, of_mask, of_seed, strict=True)}
         boxes = joined(
             (peer, self._encrypted(roster, peer, shares))
             for peer, shares in both.items()
@@ -206,7 +169,6 @@ class ClientSession:
         return boxes
 
     def _check_roster(self, roster: KeyRoster) -> None:
-        """Raises the refusal of a roster that this client takes no part in."""
         entries = roster.entries
         if len(entries) < self._least:
             raise CohortError(f"{len(entries)} clients sent keys, and {self._least} are needed.")
@@ -234,19 +196,9 @@ class ClientSession:
     ) -> bytes:
         """Trip 2: returns the masked vector y_u, `masks.packed`.
 
-        Args:
-            forwarded: U₂, and the shares that its neighbours encrypted for this client.
-            request: r, digest of the request that the vector answers.
-            vector: computes x_u, integers; called once, after everything is checked. What it
-                raises, this raises, and the trip can be asked again.
-
-        Raises:
-            MalformedTripError: the bytes are no such shares, or the vector's length is not the
-                message's.
-            CohortError: too few clients shared their secrets.
-            SecretSharesError: shares do not decrypt, are missing or from others than neighbours.
-            AnsweredError, OutOfTurnError: other shares or another request were answered, or there
-                was no roster.
+        `forwarded` is U₂ with the shares that neighbours encrypted for this client, `request` the
+        digest r of what the vector answers. `vector` computes x_u, once and after everything is
+        checked. What it raises, this raises, and the trip can be asked again.
         """
         return self._once(
             2, forwarded, lambda content: self._mask(content, request, vector), request
@@ -274,7 +226,6 @@ class ClientSession:
     def _decrypted(
         self, roster: KeyRoster, sharers: bytes, boxes: Mapping[int, bytes]
     ) -> dict[int, bytes]:
-        """Returns both shares of each neighbour in U₂."""
         everybody = names(sharers, "sharers")
         if self.client not in everybody or not everybody <= roster.entries.keys():
             raise SecretSharesError("The sharers are not this roster's, or leave this client out.")
@@ -306,17 +257,7 @@ class ClientSession:
     # Trip 3 ------------------------------------------------------------------------------------
 
     def survivors(self, survivors: bytes) -> bytes:
-        """Trip 3: returns this client's signature over roster, sharers and survivors.
-
-        Args:
-            survivors: U₃.
-
-        Raises:
-            MalformedTripError: it is no set of clients.
-            SurvivorsError: not all have shared, or this client is not one.
-            CohortError: they are too few.
-            AnsweredError, OutOfTurnError: another set was signed, or no vector was sent.
-        """
+        """Trip 3: returns this client's signature over roster, sharers and survivors U₃."""
         return self._once(3, survivors, self._sign)
 
     def _sign(self, content: bytes) -> bytes:
@@ -338,13 +279,7 @@ class ClientSession:
     def unmask(self, signatures: bytes) -> bytes:
         """Trip 4: returns one share of each client around this one, and forgets all secrets.
 
-        Args:
-            signatures: of survivors, over the statement that this client signed.
-
-        Raises:
-            MalformedTripError: these are no signatures.
-            UnsignedSurvivorsError: one is wrong, or they are too few.
-            AnsweredError, OutOfTurnError: others were answered, or this client has not signed.
+        The signatures are survivors', over the statement that this client signed.
         """
         return self._once(4, signatures, self._reveal)
 
@@ -378,12 +313,7 @@ class ClientSession:
     def _once(
         self, trip: int, content: bytes, answer: Callable[[bytes], bytes], request: bytes = b""
     ) -> bytes:
-        """Returns the answer of a trip; the same content has the same answer, other content none.
-
-        Raises:
-            AnsweredError: the trip was answered for other content, or the vector is forgotten.
-            OutOfTurnError: the trip before it is not answered.
-        """
+        """Returns a trip's answer: the same for the same content, and none for other content."""
         if not isinstance(content, bytes):
             raise MalformedTripError(f"The trip {TRIPS[trip]!r} is asked with bytes.")
         answers = self._memory.answers
@@ -456,21 +386,11 @@ class ClientSession:
         rules: Rules,
         random: Callable[[int], bytes] = os.urandom,
     ) -> ClientSession:
-        """Reads what `to_bytes` wrote.
-
-        Raises:
-            MalformedTripError: other bytes.
-            AggregationError: parameters that a new session would refuse, too.
-        """
+        """Reads what `to_bytes` wrote; refuses parameters that a new session would refuse, too."""
         try:
             stated: dict[str, Any] = read_json(content)
-            session = cls(
-                Parameters.from_dict(stated["parameters"]),
-                stated["client"],
-                identity,
-                rules,
-                random,
-            )
+            parameters = Parameters.from_dict(stated["parameters"])
+            session = cls(parameters, stated["client"], identity, rules, random)
             session._memory = _Memory(
                 **{name: b64decode(text) for name, text in stated["memory"].items()},
                 answers=[(b64decode(asked), b64decode(said)) for asked, said in stated["answers"]],
@@ -500,5 +420,4 @@ def pair(roster: KeyRoster, request: bytes, one: int, other: int) -> bytes:
 
 
 def _bound(roster: KeyRoster, sender: int, receiver: int) -> bytes:
-    """Returns the associated data of one pair of shares."""
-    return roster.digest + number(sender) + number(receiver)
+    return roster.digest + number(sender) + number(receiver)  # associated data of two shares

@@ -44,12 +44,8 @@ def is_secure(clients: int, neighbours: int, threshold: int) -> bool:
 
     The number of colluders among h clients beside a client is hypergeometric: the circle's order is
     drawn after the keys. With n/10 colluders in a roster of only two thirds of the n clients that
-    were asked, the union over 2n sides is at most 2^-`SECURITY`.
-
-    Args:
-        clients: n, number of clients that are asked.
-        neighbours: k; n − 1 means all, and then only the threshold counts.
-        threshold: t, number of shares that give a secret, out of k + 1.
+    were asked, the union over 2n sides is at most 2^-`SECURITY`. Where k = n − 1, all are
+    neighbours, and only the threshold t counts.
     """
     if not two_thirds(neighbours + 1) <= threshold <= neighbours + 1:
         return False
@@ -105,13 +101,10 @@ def _tail(population: int, marked: int, drawn: int, least: int) -> int:
 
 
 class Circle:
-    """The clients of one roster in the order of the circle.
+    """The clients of one roster in the order of the circle; of at most k + 1 all are neighbours.
 
-    Args:
-        clients: of the roster.
-        neighbours: k; in a roster of at most k + 1 clients all are neighbours.
-        seed: the roster's digest. It depends on every client's fresh keys, so that nobody chooses
-            neighbours for less than a search (`SECURITY`).
+    The seed is the roster's digest. It depends on every client's fresh keys, so that nobody chooses
+    neighbours for less than a search (`SECURITY`).
     """
 
     def __init__(self, clients: Sequence[int], neighbours: int, seed: bytes) -> None:

@@ -16,9 +16,8 @@ def is_weak(public: bytes) -> bool:
     """Returns True if the order of an encoded point of edwards25519 divides 8.
 
     For such a key the signature R = 1, S = 0, which anybody can write, verifies for about one
-    message in eight or more. Orders 1 and 2
-    have y = ±1. A point of order 4 has y = 0; one of order 8 doubles to it, so that x² = -y², and
-    the curve -x² + y² = 1 + dx²y² leaves dy⁴ + 2y² = 1.
+    message in eight or more. Orders 1 and 2 have y = ±1. A point of order 4 has y = 0; one of order
+    8 doubles to it, so that x² = -y², and the curve -x² + y² = 1 + dx²y² leaves dy⁴ + 2y² = 1.
     """
     p = 2**255 - 19
     d = -121665 * pow(121666, -1, p)
@@ -46,23 +45,16 @@ def verified(public: bytes, signature: bytes, domain: str, *parts: bytes) -> boo
 
 @dataclass(frozen=True)
 class Identity:
-    """A client's signing key.
-
-    Attributes:
-        key: Ed25519.
-        certificate: the authority's signature over client number and public key; zeros: none.
-    """
+    """A client's signing key."""
 
     key: Ed25519PrivateKey
-    certificate: bytes = NO_CERTIFICATE
+    certificate: bytes = NO_CERTIFICATE  # an authority's, over client number and public key
 
     @property
     def public(self) -> bytes:
-        """The public key, 32 bytes."""
         return self.key.public_key().public_bytes_raw()
 
     def sign(self, domain: str, *parts: bytes) -> bytes:
-        """Returns a signature of these parts for one purpose."""
         return self.key.sign(_covered(domain, *parts))
 
     @classmethod
@@ -73,31 +65,21 @@ class Identity:
 
 @dataclass(frozen=True)
 class Peers:
-    """Trusts listed keys.
+    """Trusts listed keys."""
 
-    Attributes:
-        keys: public key by client number.
-    """
-
-    keys: Mapping[int, bytes]
+    keys: Mapping[int, bytes]  # public key by client number
 
     def trusts(self, client: int, public: bytes, certificate: bytes) -> bool:
-        """Tells whether the key is the one that is listed for the client."""
         return self.keys.get(client) == public
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Trusts keys that a consortium's authority has certified.
+    """Trusts keys that a consortium's authority has certified for the client."""
 
-    Attributes:
-        key: the authority's Ed25519 public key.
-    """
-
-    key: bytes
+    key: bytes  # the authority's public one
 
     def trusts(self, client: int, public: bytes, certificate: bytes) -> bool:
-        """Tells whether the authority has signed this key for this client."""
         return verified(self.key, certificate, "certificate", client.to_bytes(4, "big"), public)
 
 

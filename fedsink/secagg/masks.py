@@ -31,9 +31,6 @@ def check_public(public: bytes) -> None:
     Points of order 1, 2, 4 and 8 on the curve and its twist give the same secret to everybody. RFC
     7748 reads u and u + p, and both values of the highest bit, as one point: one key could stand in
     a roster twice.
-
-    Raises:
-        WeakKeyError: it is such a key.
     """
     u = int.from_bytes(public, "little")
     if u >= _FIELD or u in _SMALL:
@@ -41,15 +38,9 @@ def check_public(public: bytes) -> None:
 
 
 def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
-    """Returns 32 bytes that only the owners of two X25519 keys know, for one purpose.
+    """Returns 32 bytes that only the owners of two X25519 keys know.
 
-    Args:
-        private: of one client.
-        public: of the other.
-        purpose: names use, roster and clients; other purposes give independent bytes.
-
-    Raises:
-        WeakKeyError: the public key is of small order.
+    The purpose names use, roster and clients; other purposes give independent bytes.
     """
     check_public(public)
     key = X25519PrivateKey.from_private_bytes(private)
@@ -58,7 +49,6 @@ def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
 
 
 def public_of(private: bytes) -> bytes:
-    """Returns the X25519 public key of a private one."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
@@ -92,11 +82,7 @@ def packed(words: Words, bits: int) -> bytes:
 
 
 def unpacked(content: bytes, length: int, bits: int, dtype: np.dtype[Any]) -> Words:
-    """Reads what `packed` wrote.
-
-    Raises:
-        MalformedTripError: the number of bytes is another one, or a value is 2^b or more.
-    """
+    """Reads what `packed` wrote, and refuses another number of bytes or a value of 2^b or more."""
     width = -(-bits // 8)
     if not isinstance(content, bytes) or len(content) != length * width:
         raise MalformedTripError(f"Malformed masked vector: it has {length} values of {bits} bits.")
@@ -117,13 +103,7 @@ SECRET_BYTES, SHARE_BYTES = 32, 33
 def share(secret: bytes, shares: int, needed: int, random: Callable[[int], bytes]) -> list[bytes]:
     """Returns f(1), …, f(m) of a random polynomial f of degree t − 1 with f(0) the secret.
 
-    Shamir (1979): any t of these shares give the secret, and fewer tell nothing.
-
-    Args:
-        secret: 32 bytes.
-        shares: m.
-        needed: t, number of shares that give the secret.
-        random: returns fresh random bytes.
+    Shamir (1979): any t = `needed` of these m shares give the secret, and fewer tell nothing.
     """
     coefficients = [int.from_bytes(secret, "big")]
     # 48 bytes: a residue is uniform up to 2^-127.

@@ -30,30 +30,18 @@ _checks = Checks(MalformedTripError)
 class Parameters:
     """Numbers that all clients of a message agree on.
 
-    Attributes:
-        run: public name of the run.
-        message: names the sum within the run; a client masks one vector for it.
-        clients: numbers of the n ≥ 2 clients that are asked, increasing, below 2^32.
-        bits: b, 16 to 60; vectors are added modulo 2^b.
-        length: number of values in a vector.
-        minimum: least number of survivors whose sum may be unmasked.
-        neighbours: k; 0: by `graph.neighbourhood`.
-        threshold: t, number of shares, out of k + 1, that give a secret; 0: by
-            `graph.neighbourhood`, and for another k the least above two thirds of k + 1.
-
-    Raises:
-        MalformedTripError: a value is out of range.
-        WeakThresholdError: so few neighbours, or shares, protect nobody.
+    0 neighbours or a threshold of 0 are those of `graph.neighbourhood`; for another k the threshold
+    is the least above two thirds of k + 1.
     """
 
-    run: str
-    message: str
-    clients: tuple[int, ...]
-    bits: int
-    length: int
-    minimum: int
-    neighbours: int = 0
-    threshold: int = 0
+    run: str  # public name
+    message: str  # names the sum within the run; a client masks one vector for it
+    clients: tuple[int, ...]  # the n ≥ 2 that are asked, increasing, below 2^32
+    bits: int  # b, 16 to 60; vectors are added modulo 2^b
+    length: int  # number of values in a vector
+    minimum: int  # least number of survivors whose sum may be unmasked
+    neighbours: int = 0  # k
+    threshold: int = 0  # t, number of shares, out of k + 1, that give a secret
 
     def __post_init__(self) -> None:
         for name in ("run", "message"):
@@ -78,19 +66,16 @@ class Parameters:
             raise MalformedTripError(
                 f"A minimum of {self.minimum} survivors needs as many clients, not {len(clients)}."
             )
-        self._fill_in()
+        k, t = neighbourhood(len(clients))
+        neighbours = self.neighbours or k
+        least_shares = t if neighbours == k else two_thirds(neighbours + 1)
+        object.__setattr__(self, "neighbours", neighbours)
+        object.__setattr__(self, "threshold", self.threshold or least_shares)
         if not is_secure(len(clients), self.neighbours, self.threshold):
             raise WeakThresholdError(
                 f"With {self.neighbours} neighbours and a threshold of {self.threshold} shares a "
                 f"secret of one of {len(clients)} clients is not safe: leave both out."
             )
-
-    def _fill_in(self) -> None:
-        k, t = neighbourhood(len(self.clients))
-        neighbours = self.neighbours or k
-        least = t if neighbours == k else two_thirds(neighbours + 1)
-        object.__setattr__(self, "neighbours", neighbours)
-        object.__setattr__(self, "threshold", self.threshold or least)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -114,12 +99,10 @@ class Parameters:
         return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).digest()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` inverts it."""
         return {**asdict(self), "clients": list(self.clients)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Parameters:
-        """Reads what `to_dict` wrote; raises as the class does, also for other keys."""
         try:
             return cls(**{**values, "clients": tuple(values["clients"])})
         except (TypeError, KeyError) as error:
@@ -129,32 +112,19 @@ class Parameters:
 class Trust(Protocol):
     """Decides whose signatures count."""
 
-    def trusts(self, client: int, public: bytes, certificate: bytes) -> bool:
-        """Tells whether this key is the client's."""
-        ...
+    def trusts(self, client: int, public: bytes, certificate: bytes) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Conditions of a client's owner.
-
-    Attributes:
-        trust: decides whose keys count.
-        minimum_cohort: least number of clients in a sum.
-        threshold: a secret must need more than this fraction of a neighbourhood's shares.
-    """
+    """Conditions of a client's owner."""
 
     trust: Trust
-    minimum_cohort: int = 2
-    threshold: float = 2 / 3
+    minimum_cohort: int = 2  # least number of clients in a sum
+    threshold: float = 2 / 3  # a secret must need more of a neighbourhood's shares than this part
 
     def check(self, parameters: Parameters) -> None:
-        """Refuses the parameters of a message.
-
-        Raises:
-            CohortError: sums over fewer clients than `minimum_cohort` could be unmasked.
-            WeakThresholdError: the threshold is too low.
-        """
+        """Refuses the parameters of a message (CohortError, WeakThresholdError)."""
         if parameters.least < self.minimum_cohort:
             raise CohortError(
                 f"The message would unmask a sum over {parameters.least} clients, and the owner "

@@ -61,13 +61,7 @@ class OutOfTurnError(AggregationError):
 
 
 class VoidMessageError(ClientError):
-    """Too few clients are left to unmask a message; its sum is lost.
-
-    Args:
-        trip: the trip that ended it.
-        clients: number of clients that answered.
-        needed: number of clients that had to.
-    """
+    """Too few clients are left to unmask a message; its sum is lost."""
 
     def __init__(self, trip: str, clients: int, needed: int) -> None:
         super().__init__(

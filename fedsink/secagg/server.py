@@ -55,15 +55,10 @@ from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, 
 
 
 class MaskedSum(NamedTuple):
-    """The sum that the server learns.
+    """The sum that the server learns."""
 
-    Attributes:
-        total: of the survivors' vectors, integers in −2^(b−1), …, 2^(b−1) − 1.
-        survivors: their numbers, increasing.
-    """
-
-    total: NDArray[np.int64]
-    survivors: tuple[int, ...]
+    total: NDArray[np.int64]  # of the survivors' vectors, in −2^(b−1), …, 2^(b−1) − 1
+    survivors: tuple[int, ...]  # increasing
 
 
 class ServerSession:
@@ -71,12 +66,8 @@ class ServerSession:
 
     Every `take_…` tells whether the answer is of use; an answer that comes once the next trip has
     begun is not. What a trip sends is fixed when it is first read, and raises VoidMessageError
-    where too few clients are left.
-
-    Args:
-        parameters: of the message.
-        trust: decides whose keys count. With the clients' own, a row that they would refuse is left
-            out of the roster, where it would end the message.
+    where too few clients are left. With the clients' own `trust`, a row that they would refuse is
+    left out of the roster, where it would end the message.
     """
 
     def __init__(self, parameters: Parameters, trust: Trust | None = None) -> None:
@@ -104,17 +95,16 @@ class ServerSession:
             entries = [Entry.of_row(*row) for row in rows(content, Entry.REST, "keys")]
         except MalformedTripError:
             return False
-        if len(entries) != 1 or entries[0].client != client or not self._trusts(entries[0]):
+        if len(entries) != 1 or entries[0].client != client:
             return False
-        self._entries[client] = entries[0]
-        return True
-
-    def _trusts(self, entry: Entry) -> bool:
-        known = self._trust is None or self._trust.trusts(
-            entry.client, entry.identity, entry.certificate
-        )
+        entry, trust = entries[0], self._trust
+        if trust is not None and not trust.trusts(client, entry.identity, entry.certificate):
+            return False
         digest = self.parameters.digest
-        return known and verified(entry.identity, entry.signature, "keys", digest, entry.signed)
+        if not verified(entry.identity, entry.signature, "keys", digest, entry.signed):
+            return False
+        self._entries[client] = entry
+        return True
 
     # Trip 1 ------------------------------------------------------------------------------------
 
@@ -132,7 +122,6 @@ class ServerSession:
         return self._roster
 
     def members(self) -> tuple[int, ...]:
-        """Returns the clients in the roster."""
         return tuple(sorted(self._entries))
 
     def take_shares(self, client: int, content: bytes) -> bool:
@@ -221,7 +210,6 @@ class ServerSession:
         return joined((client, self._signatures[client]) for client in self.signers())
 
     def signers(self) -> tuple[int, ...]:
-        """Returns the clients that signed."""
         if not self._signers:
             self._require(3, len(self._signatures))
             self._signers = tuple(sorted(self._signatures))
@@ -250,11 +238,7 @@ class ServerSession:
     def result(self, request: bytes) -> MaskedSum:
         """Removes from Σ y_u the self masks of survivors, and their masks with the dropped.
 
-        Args:
-            request: digest of the request that the vectors answer.
-
-        Raises:
-            VoidMessageError: shares are too few, or give no secret of their owner's.
+        Raises VoidMessageError where shares are too few, or give no secret of their owner's.
         """
         size = self.parameters.length, self.parameters.dtype
         if not self._signers:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from struct import Struct
 
 from fedsink.secagg.masks import SHARE_BYTES
 from fedsink.secagg.parameters import KEY_BYTES, SIGNATURE_BYTES
@@ -21,7 +22,6 @@ BOX_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + 16  # two shares under AES-GCM, and 
 
 
 def number(client: int) -> bytes:
-    """A client's number as 4 bytes."""
     return client.to_bytes(NUMBER_BYTES, "big")
 
 
@@ -31,17 +31,7 @@ def joined(content: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def rows(content: bytes, rest: int, what: str) -> list[tuple[int, bytes]]:
-    """Reads what `joined` wrote: (client, rest) of each row.
-
-    Args:
-        content: the message.
-        rest: number of bytes after a client's number.
-        what: the message's name, for the error.
-
-    Raises:
-        MalformedTripError: it is not bytes, the length is no multiple of a row's, or clients do not
-            increase.
-    """
+    """Reads what `joined` wrote: (client, rest) of each row, with so many bytes in the rest."""
     width = NUMBER_BYTES + rest
     if not isinstance(content, bytes) or len(content) % width:
         raise MalformedTripError(f"Malformed {what}: rows have {width} bytes.")
@@ -57,36 +47,27 @@ def rows(content: bytes, rest: int, what: str) -> list[tuple[int, bytes]]:
 
 
 def named(clients: Iterable[int]) -> bytes:
-    """A set of clients."""
+    """A set of clients; `names` reads it."""
     return joined((client, b"") for client in clients)
 
 
 def names(content: bytes, what: str) -> frozenset[int]:
-    """Reads what `named` wrote; raises MalformedTripError."""
     return frozenset(client for client, _ in rows(content, 0, what))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Keys that one client advertises, with its signature.
-
-    Attributes:
-        client: its number.
-        identity: Ed25519 public key.
-        certificate: of that key, by an authority.
-        channel: c_u, X25519 public key that shares are encrypted for.
-        mask: s_u, X25519 public key that masks are agreed with.
-        signature: of the identity, over the parameters' digest and `signed`.
-    """
+    """Keys that one client advertises, with its signature."""
 
     client: int
-    identity: bytes
-    certificate: bytes
-    channel: bytes
-    mask: bytes
-    signature: bytes
+    identity: bytes  # Ed25519 public key
+    certificate: bytes  # of that key, by an authority
+    channel: bytes  # c_u, X25519 public key that shares are encrypted for
+    mask: bytes  # s_u, X25519 public key that masks are agreed with
+    signature: bytes  # of the identity, over the parameters' digest and `signed`
 
-    REST = 3 * KEY_BYTES + 2 * SIGNATURE_BYTES
+    _PARTS = Struct(f"{KEY_BYTES}s{SIGNATURE_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
+    REST = _PARTS.size
 
     @property
     def signed(self) -> bytes:
@@ -100,27 +81,17 @@ class Entry:
 
     @classmethod
     def of_row(cls, client: int, rest: bytes) -> Entry:
-        """Reads a row."""
-        parts, start = [], 0
-        for width in (KEY_BYTES, SIGNATURE_BYTES, KEY_BYTES, KEY_BYTES, SIGNATURE_BYTES):
-            parts.append(rest[start : start + width])
-            start += width
-        return cls(client, *parts)
+        return cls(client, *cls._PARTS.unpack(rest))
 
 
 @dataclass(frozen=True)
 class KeyRoster:
-    """Keys of all clients that take part in a message, as every one of them sees them.
+    """Keys of all clients that take part in a message, as every one of them sees them."""
 
-    Attributes:
-        content: the rows.
-    """
-
-    content: bytes
+    content: bytes  # the rows
 
     @cached_property
     def entries(self) -> dict[int, Entry]:
-        """Entries by client; raises MalformedTripError."""
         found = rows(self.content, Entry.REST, "roster")
         return {client: Entry.of_row(client, rest) for client, rest in found}
 
@@ -137,11 +108,7 @@ def forwarded(sharers: Iterable[int], boxes: Iterable[tuple[int, bytes]]) -> byt
 
 
 def opened(content: bytes) -> tuple[bytes, dict[int, bytes]]:
-    """Reads what `forwarded` wrote: U₂ as `named` wrote it, and boxes by sender.
-
-    Raises:
-        MalformedTripError: it is something else.
-    """
+    """Reads what `forwarded` wrote: U₂ as `named` wrote it, and boxes by sender."""
     if not isinstance(content, bytes) or len(content) < NUMBER_BYTES:
         raise MalformedTripError("Malformed shares: their head is missing.")
     start = NUMBER_BYTES
