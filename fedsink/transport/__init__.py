@@ -33,8 +33,7 @@ from fedsink.transport.losses import (
     self_gradient,
     transport_gradient,
 )
-from fedsink.transport.problem import Solver
-from fedsink.transport.solution import Solution
+from fedsink.transport.problem import Solution, Solver
 from fedsink.transport.solvers import (
     ConvergedSolver,
     FixedSolver,

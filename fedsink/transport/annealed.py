@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from fedsink.transport.compiled import Kernel
-from fedsink.transport.log_domain import SinkhornState, SoftMinimum
-from fedsink.transport.problem import Points, Problem, Weights, prepare
-from fedsink.transport.solution import Solution
+from fedsink.transport.iterations import SinkhornState, SoftMinimum
+from fedsink.transport.problem import Points, Problem, Solution, Weights, prepare
 
 Potentials = tuple[Tensor, Tensor, Tensor, Tensor]
 """f and g before the last full update, then f and g behind it."""
@@ -80,7 +79,7 @@ class AnnealedSolver:
 
 
 def anneal(problem: Problem, starts: list[float], scaling: float) -> Solution:
-    """Returns the potentials of a prepared batch, given the first value of each problem."""
+    """Returns the potentials of a prepared batch, given each problem's first value."""
     schedules = [epsilon_schedule(start, problem.lam, scaling) for start in starts]
     potentials = _compiled(problem, schedules) or follow(SoftMinimum(problem), schedules)
     f_before, g_before, f, g = potentials
@@ -143,18 +142,13 @@ def _without_padding(points: Tensor, real: Tensor) -> Tensor:
     return points.reshape(-1, d).index_select(0, rows.reshape(-1)).reshape(*batch, n, d)
 
 
-def warm_schedule(cost_range: float, lam: float) -> list[float]:
-    """Returns the values from a problem's cost range down to λ by halves."""
-    return epsilon_schedule(cost_range, lam, 0.5)
-
-
 def warm_start(problem: Problem, most_iterations: int) -> SinkhornState:
-    """Returns the state after some iterations at each value of `warm_schedule`.
+    """Returns the state after iterations at each value from the cost range to λ by halves.
 
     For λ far below the range it saves hundreds of iterations at fixed λ. Schedules are equally
     long; one of `most_iterations` or more does not run: then potentials are zero.
     """
-    schedules = [warm_schedule(span, problem.lam) for span in problem.cost_range.tolist()]
+    schedules = [epsilon_schedule(span, problem.lam, 0.5) for span in problem.cost_range.tolist()]
     each = min(_PER_VALUE, (most_iterations - 1) // len(schedules[0]))
     state = SinkhornState.begin(problem)
     if each == 0:
@@ -172,29 +166,19 @@ def warm_start(problem: Problem, most_iterations: int) -> SinkhornState:
 
 def follow(softmin: SoftMinimum, schedules: list[list[float]]) -> Potentials:
     """Runs one schedule per problem, by eager code."""
-    if all(values == schedules[0] for values in schedules):
-        return _follow(softmin, schedules[0], None)
-    longest = max(len(values) for values in schedules)
-    # Shorter schedules wait at their first value until the longest has as many steps left.
-    table = torch.tensor(
-        [[values[0]] * (longest - len(values)) + values for values in schedules],
-        dtype=softmin.log_a.dtype,
-        device=softmin.log_a.device,
-    )
-    waits = [longest - len(values) for values in schedules]
-    return _follow(softmin, table.unbind(1), torch.tensor(waits, device=table.device))
-
-
-def _follow(
-    softmin: SoftMinimum, values: Sequence[float | Tensor], waiting: Tensor | None
-) -> Potentials:
-    """Runs a schedule whose steps have one value, or one per problem (B,).
-
-    Problem b waits for `waiting[b]` steps; None: all problems start at once.
-    """
-    f = softmin.rows(torch.zeros_like(softmin.log_b), values[0])
-    g = softmin.columns(torch.zeros_like(softmin.log_a), values[0])
-    for step, value in enumerate(values):
+    steps: Sequence[float | Tensor] = schedules[0]  # a step's value, or one per problem (B,)
+    waiting = None
+    if any(values != schedules[0] for values in schedules):
+        # Shorter schedules wait at their first value until the longest has as many steps left.
+        longest = max(len(values) for values in schedules)
+        waits = [longest - len(values) for values in schedules]
+        table = softmin.log_a.new_tensor(
+            [[values[0]] * wait + values for wait, values in zip(waits, schedules, strict=True)]
+        )
+        steps, waiting = table.unbind(1), torch.tensor(waits, device=table.device)
+    f = softmin.rows(torch.zeros_like(softmin.log_b), steps[0])
+    g = softmin.columns(torch.zeros_like(softmin.log_a), steps[0])
+    for step, value in enumerate(steps):
         f_new, g_new = softmin.rows(g, value), softmin.columns(f, value)
         f_new, g_new = f_new.add_(f).mul_(0.5), g_new.add_(g).mul_(0.5)
         if waiting is not None:

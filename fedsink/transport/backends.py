@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import BackendError, ConfigError
-from fedsink.transport import log_domain
 from fedsink.transport.annealed import AnnealedSolver, epsilon_schedule, follow
 from fedsink.transport.costs import L1, GroundCost, Mixed, SquaredEuclidean
-from fedsink.transport.log_domain import SinkhornState, SoftMinimum
-from fedsink.transport.problem import Points, Solver, Weights, prepare
-from fedsink.transport.solution import Solution
+from fedsink.transport.iterations import SinkhornState, SoftMinimum, iterate_potentials
+from fedsink.transport.problem import Points, Solution, Solver, Weights, prepare
 from fedsink.transport.solvers import ConvergedSolver
 
 NATIVE = "native"
@@ -62,21 +60,13 @@ def check_backend(name: str) -> None:
 
 @dataclass(frozen=True)
 class GeomlossSolver:
-    """GeomLoss' SamplesLoss (p = 1, blur = λ) on the same cost matrix, one problem at a time.
-
-    Attributes:
-        annealed: the schedule's options.
-
-    Raises:
-        BackendError: GeomLoss is not installed.
-    """
+    """GeomLoss' SamplesLoss (p = 1, blur = λ) on the same cost matrix, one problem at a time."""
 
     annealed: AnnealedSolver
 
     def __call__(
         self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Returns the potentials at the end of the schedule."""
         problem = prepare(cost, lam, log_a, log_b)
         shape, weights = problem.batch_shape, (problem.log_a.exp(), problem.log_b.exp())
         starts = self.annealed.starts(points, log_a, log_b).expand(shape).reshape(-1).tolist()
@@ -124,25 +114,18 @@ class Coupling:
     lam: float
 
     def transpose(self, *dims: int) -> Coupling:
-        """Returns the plan with rows and columns exchanged."""
         return Coupling(self.columns, self.rows, self.lam)
 
 
 @dataclass(frozen=True)
 class Symbolic:
-    """c(x, y) = q‖x − y‖₂² + a‖x − y‖₁ as a formula of KeOps, which `KeopsSolver` takes for C.
+    """c(x, y) = q‖x − y‖₂² + a‖x − y‖₁ as a formula of KeOps, which `KeopsSolver` takes for C."""
 
-    Attributes:
-        quadratic: q, 0 or 1.
-        absolute: a ≥ 0.
-    """
-
-    quadratic: float
-    absolute: float
+    quadratic: float  # q, 0 or 1
+    absolute: float  # a ≥ 0
 
     @classmethod
     def of(cls, cost: GroundCost) -> Symbolic:
-        """Returns the formula of a cost of this package; raises ConfigError for another."""
         if isinstance(cost, L1):
             return cls(0.0, 1.0)
         if isinstance(cost, SquaredEuclidean | Mixed):
@@ -168,10 +151,9 @@ class Symbolic:
 
 
 class LazyMinimum(SoftMinimum):
-    """Half-iterations by reductions over KeOps' formula of C."""
+    """Half-iterations by reductions over KeOps' formula of C, (B, n, m, 1)."""
 
     def __init__(self, formula: Any, log_a: Tensor, log_b: Tensor, lam: float) -> None:
-        """Takes C (B, n, m, 1) and the log-weights, (B, n) and (B, m)."""
         self.log_a, self.log_b, self.lam = log_a, log_b, lam
         self._formula = formula
 
@@ -183,21 +165,13 @@ class LazyMinimum(SoftMinimum):
 
 @dataclass(frozen=True)
 class KeopsSolver:
-    """The algorithm of another solver, in the log domain and from zero, for a `Symbolic` cost.
+    """The algorithm of another solver, on potentials and from zero, for a `Symbolic` cost."""
 
-    Attributes:
-        solver: the algorithm, with its options; `domain` is not read.
-
-    Raises:
-        BackendError: KeOps is not installed, or cannot compile.
-    """
-
-    solver: AnnealedSolver | ConvergedSolver
+    solver: AnnealedSolver | ConvergedSolver  # whose `domain` is not read
 
     def __call__(
         self, cost: Any, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Returns the potentials, with a `Coupling` for each plan."""
         x, y = points
         shape = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         log_a, log_b = _finite_weights(log_a, x, shape), _finite_weights(log_b, y, shape)
@@ -211,7 +185,7 @@ class KeopsSolver:
             state.iterations += torch.tensor([len(values) for values in schedules]).to(x.device)
         else:
             limits = self.solver.max_iterations, self.solver.tolerance
-            state = log_domain.iterate(softmin, state, *limits)
+            state = iterate_potentials(softmin, state, *limits)
             state.converged &= state.resolved(lam, limits[1])
             f_before, g_before = state.f, state.g
         f, f_before = (values.view_as(log_a) for values in (state.f, f_before))

@@ -30,14 +30,7 @@ _FLOOR = -300.0  # of exponents; the square of its exp does not underflow either
 
 
 def clipped_sums(
-    x: Tensor,
-    y: Tensor,
-    f: Tensor,
-    lam: float,
-    bound: float,
-    *,
-    mask: Tensor,
-    radius: float,
+    x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float, *, mask: Tensor, radius: float
 ) -> Tensor:
     """Returns Σ_j min(1, Δ/‖g_kj‖)·g_kj for each of K problems, shape (K, n, d), float64.
 
@@ -71,7 +64,16 @@ def clipped_sums(
     Raises:
         ValueError: for shapes that disagree, λ ≤ 0 or Δ ≤ 0; never for values of x, y, f or mask.
     """
-    _check_shapes(x, y, f, mask)
+    if x.dim() != 3 or y.dim() != 3 or x.shape[::2] != y.shape[::2] or f.shape != x.shape[:2]:
+        raise ValueError(
+            "Points (K, n, d), records (K, B, d) and potentials (K, n) are needed, got shapes "
+            f"{tuple(x.shape)}, {tuple(y.shape)} and {tuple(f.shape)}."
+        )
+    if mask.shape != (*x.shape[:2], y.shape[1]) or mask.dtype != torch.bool:
+        raise ValueError(
+            f"The mask must be boolean of shape {(*x.shape[:2], y.shape[1])}, got {mask.dtype} of "
+            f"shape {tuple(mask.shape)}."
+        )
     _check_scales(lam, bound)
     with torch.no_grad():
         x64, f64 = (values.detach().to(torch.float64) for values in (x, f))
@@ -94,14 +96,14 @@ def clipped_sums(
         # A branch on public values: a hostile request is slow for every batch.
         if bool(plain.all()):
             return sum_by_matmul(x64, y64, f64, lam, clip, mask, squares)
-        return torch.stack(
-            [
-                sum_by_matmul(x64[k], y64[k], f64[k], lam, clip, mask[k], squares[k])
-                if bool(plain[k])
-                else _sum_separately(x64[k], y64[k], f64[k], lam, clip, mask[k])
-                for k in range(len(x64))
-            ]
-        )
+        sums = torch.zeros_like(x64)
+        for k in range(len(x64)):
+            if bool(plain[k]):
+                sums[k] = sum_by_matmul(x64[k], y64[k], f64[k], lam, clip, mask[k], squares[k])
+                continue
+            for record, column in zip(y64[k], mask[k].T, strict=True):
+                sums[k] += single_contribution(x64[k], record, f64[k], lam, clip, column)
+        return sums
 
 
 def clipped_pullback(
@@ -181,7 +183,7 @@ def record_field(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
 
 def reduced(bound: float) -> float:
-    """Returns the length contributions are clipped to, so that rounding still fits below Δ."""
+    """Returns the length that contributions are clipped to: rounding still fits below Δ."""
     return bound * (1.0 - _SLACK)
 
 
@@ -244,16 +246,6 @@ def sum_by_matmul(
     return record_field(x, y, w.mul_(scales.unsqueeze(-2)))
 
 
-def _sum_separately(
-    x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor
-) -> Tensor:
-    """Returns the clipped sum of one problem, place by place, whatever the values."""
-    total = torch.zeros_like(x)
-    for place in range(len(y)):
-        total += single_contribution(x, y[place], f, lam, clip, mask[:, place])
-    return total
-
-
 def single_contribution(
     x: Tensor, record: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor | None = None
 ) -> Tensor:
@@ -278,21 +270,6 @@ def check_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> No
             f"{tuple(x.shape)}, {tuple(y.shape)} and {tuple(f.shape)}."
         )
     _check_scales(lam, bound)
-
-
-def _check_shapes(x: Tensor, y: Tensor, f: Tensor, mask: Tensor) -> None:
-    fits = x.dim() == y.dim() == 3 and x.shape[::2] == y.shape[::2] and f.shape == x.shape[:2]
-    if not fits:
-        raise ValueError(
-            "Points (K, n, d), records (K, B, d) and potentials (K, n) are needed, got shapes "
-            f"{tuple(x.shape)}, {tuple(y.shape)} and {tuple(f.shape)}."
-        )
-    needed = (*x.shape[:2], y.shape[1])
-    if mask.shape != needed or mask.dtype != torch.bool:
-        raise ValueError(
-            f"The mask must be boolean of shape {needed}, got {mask.dtype} of shape "
-            f"{tuple(mask.shape)}."
-        )
 
 
 def _check_scales(lam: float, bound: float) -> None:

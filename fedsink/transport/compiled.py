@@ -36,7 +36,6 @@ class Kernel(Generic[P, R]):
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
-        """Wraps a function; nothing is compiled yet."""
         self._function = function
         self._compiled: Callable[P, R] | None = None
         self._failed = False
@@ -45,13 +44,8 @@ class Kernel(Generic[P, R]):
     def wanted(self, seconds: float) -> bool:
         """Returns whether to run compiled, and counts `seconds` of eager work if not.
 
-        Args:
-            seconds: time of the eager code by a fixed rule of the shapes, not by a clock: then
-                two runs of the same work switch at the same call, and the switch reveals nothing
-                about values.
-
-        Raises:
-            ConfigError: for a value of FEDSINK_COMPILE other than 0, 1 and auto.
+        They are the eager code's by a fixed rule of the shapes, not by a clock: then two runs of
+        the same work switch at the same call, and the switch reveals nothing about values.
         """
         # In compiled code and in a recording no compiler can be called.
         if torch.compiler.is_compiling() or (
@@ -80,8 +74,7 @@ class Kernel(Generic[P, R]):
                 # One graph or none, also past the limit of recompilations: a fallback by pieces
                 # would build the intermediates.
                 self._compiled = cast(
-                    Callable[P, R],
-                    torch.compile(self._function, dynamic=True, fullgraph=True),
+                    Callable[P, R], torch.compile(self._function, dynamic=True, fullgraph=True)
                 )
             with torch.no_grad():
                 return self._compiled(*args, **kwargs)

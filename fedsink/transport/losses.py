@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsink.transport.costs import GroundCost, SquaredEuclidean
-from fedsink.transport.problem import Solver, Weights
-from fedsink.transport.solution import Solution
+from fedsink.transport.problem import Solution, Solver, Weights
 from fedsink.transport.solvers import ConvergedSolver
 
 _DEFAULT_SOLVER = ConvergedSolver()

@@ -1,15 +1,13 @@
-"""The interface of solvers, and the batch of problems that their loops work on."""
+"""Transport problems as the solvers' loops take them, the interface of solvers, and solutions."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-from fedsink.transport.solution import Solution
 
 Points = tuple[Tensor, Tensor]
 """x (..., n, d) and y (..., m, d)."""
@@ -31,37 +29,144 @@ class Solver(Protocol):
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Costs and weights with one leading batch dimension, as the loops of all solvers take them.
+class Solution:
+    r"""Dual potentials of entropic transport, W = min_π ⟨C, π⟩ + λ·KL(π ‖ a⊗b).
 
-    Points of weight zero (padding) have zero cost and are left out by their weight. A measure
-    without any point of positive weight is replaced by a uniform one, so that no loop meets
-    0/0; its potentials are set to zero again by `solution`.
+    Four numbers must not be confused: `primal_cost`, `regularised_cost`, `dual_cost` and
+    `potential_cost`. They agree with each other only as said at each of them.
 
     Attributes:
-        cost: C, (B, n, m), zero in padded rows and columns.
-        lam: λ in units of cost.
-        log_a, log_b: working log-weights, (B, n) and (B, m).
-        real_rows, real_columns: which points are no padding, None if all are real.
-        cost_range: max C − min C over the real entries of each problem, (B,), units of cost.
-        largest: max |C| over them, or a bound on it, (B,).
-        batch_shape: the caller's batch dimensions, which B flattens.
-        given_log_a, given_log_b: the caller's log-weights, in its batch shape.
-        floor: smallest exponent, where exponents are cut off (see `bounded`); else None.
+        f: potential on the source points, (..., n), in units of cost; 0 where a_i = 0, here and
+            below, except after a `FixedSolver` or a `KeopsSolver`.
+        g: potential on the target points, (..., m), in units of cost; 0 where b_j = 0.
+        cost_matrix: C, (..., n, m); entries of zero-weight points are set to 0.
+        lam: the entropic regularisation λ in units of cost (never blur).
+        log_a: log-weights of the source points, (..., n), −∞ for padding.
+        log_b: log-weights of the target points, (..., m), −∞ for padding.
+        iterations: Sinkhorn iterations done, an integer per problem (...).
+        converged: True where the marginal error was measured below the tolerance, and the
+            potentials are fine enough to tell (see `solve` on resolution), (...).
+        f_before: the potential that produced g, where that is not f (annealed solver).
+        g_before: the potential that produced f, where that is not g (annealed solver).
+        floor: the smallest exponent of a plan's entry, None where they are not cut off.
+        plans: source and target plan, where a library gave them in another form.
     """
 
-    cost: Tensor
+    f: Tensor
+    g: Tensor
+    cost_matrix: Tensor
     lam: float
     log_a: Tensor
     log_b: Tensor
-    real_rows: Tensor | None
-    real_columns: Tensor | None
-    cost_range: Tensor
-    largest: Tensor
-    batch_shape: torch.Size
-    given_log_a: Tensor
-    given_log_b: Tensor
+    iterations: Tensor
+    converged: Tensor
+    f_before: Tensor | None = None
+    g_before: Tensor | None = None
     floor: float | None = None
+    plans: tuple[Any, Any] | None = None
+
+    @property
+    def plan(self) -> Tensor:
+        """P_ij = a_i b_j exp((f_i + g_j − C_ij)/λ), shape (..., n, m)."""
+        return self._plan_of(self.f, self.g)
+
+    @property
+    def source_plan(self) -> Tensor:
+        """The plan whose rows produced f: P_ij = a_i b_j exp((f_i + g⁻_j − C_ij)/λ).
+
+        It is the plan of the gradient with respect to the source points. For the annealed
+        solver its rows sum to a_i exactly; for `solve` it is `plan`.
+        """
+        if self.plans is not None:
+            return self.plans[0]
+        return self._plan_of(self.f, self.g if self.g_before is None else self.g_before)
+
+    @property
+    def target_plan(self) -> Tensor:
+        """The plan whose columns produced g: P_ij = a_i b_j exp((f⁻_i + g_j − C_ij)/λ).
+
+        It is the plan of the gradient with respect to the target points; its columns sum to
+        b_j exactly.
+        """
+        if self.plans is not None:
+            return self.plans[1]
+        return self._plan_of(self.f if self.f_before is None else self.f_before, self.g)
+
+    @property
+    def marginal_error(self) -> Tensor:
+        """Σ_i |Σ_j P_ij − a_i| + Σ_j |Σ_i P_ij − b_j|, shape (...)."""
+        plan = self.plan
+        rows = (plan.sum(-1) - self.log_a.exp()).abs().sum(-1)
+        columns = (plan.sum(-2) - self.log_b.exp()).abs().sum(-1)
+        return rows + columns
+
+    @property
+    def primal_cost(self) -> Tensor:
+        """⟨C, P⟩ = Σ_ij C_ij P_ij, shape (...): the cost of the plan, without entropy."""
+        return (self.cost_matrix * self.plan).sum((-1, -2))
+
+    @property
+    def regularised_cost(self) -> Tensor:
+        """⟨C, P⟩ + λ·KL(P ‖ a⊗b), shape (...).
+
+        KL(P ‖ Q) = Σ P log(P/Q) − ΣP + ΣQ, and P/(a⊗b) = exp((f ⊕ g − C)/λ). It exceeds
+        `dual_cost` by Σ_i f_i(Σ_j P_ij − a_i) + Σ_j g_j(Σ_i P_ij − b_j), which is 0 when the
+        marginals hold.
+        """
+        plan = self.plan
+        potentials = self.f.unsqueeze(-1) + self.g.unsqueeze(-2)
+        mass = self.log_a.exp().sum(-1) * self.log_b.exp().sum(-1)
+        return (plan * potentials).sum((-1, -2)) + self.lam * (mass - plan.sum((-1, -2)))
+
+    @property
+    def dual_cost(self) -> Tensor:
+        """Σ_i a_i f_i + Σ_j b_j g_j − λ(Σ_ij P_ij − Σ_ij a_i b_j), shape (...).
+
+        A lower bound of W at any potentials (weak duality), equal to it at the optimum.
+        """
+        mass = self.log_a.exp().sum(-1) * self.log_b.exp().sum(-1)
+        return self.potential_cost - self.lam * (self.plan.sum((-1, -2)) - mass)
+
+    @property
+    def potential_cost(self) -> Tensor:
+        """Σ_i a_i f_i + Σ_j b_j g_j, shape (...): the loss that GeomLoss reports.
+
+        Equal to `dual_cost` whenever the plan has mass one, so after every iteration of
+        `solve`; the annealed schedule leaves a difference. It needs no n×m work.
+        """
+        return (self.log_a.exp() * self.f).sum(-1) + (self.log_b.exp() * self.g).sum(-1)
+
+    def _plan_of(self, f: Tensor, g: Tensor) -> Tensor:
+        # The potentials meet the cost before the division by λ: what cancels, cancels exactly.
+        rows = f + self.lam * self.log_a
+        columns = g + self.lam * self.log_b
+        exponent = (rows.unsqueeze(-1) - self.cost_matrix).add_(columns.unsqueeze(-2))
+        # No entry of a coupling exceeds 1. Without the clamp, rounding in potentials far above λ
+        # (see `solve` on resolution) could overflow here.
+        return exponent.mul_(1.0 / self.lam).clamp_(self.floor, 0.0).exp_()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Costs and weights with one leading batch dimension, as the loops of all solvers take them.
+
+    Points of weight zero (padding) have zero cost and are left out by their weight. A measure of
+    nothing but padding is replaced by a uniform one, so that no loop meets 0/0; `solution` sets its
+    potentials to zero again.
+    """
+
+    cost: Tensor  # C, (B, n, m), zero in padded rows and columns
+    lam: float  # λ in units of cost
+    log_a: Tensor  # working log-weights, (B, n)
+    log_b: Tensor  # and (B, m)
+    real_rows: Tensor | None  # which points are no padding, None if all are real
+    real_columns: Tensor | None
+    cost_range: Tensor  # max C − min C over the real entries of each problem, (B,)
+    largest: Tensor  # max |C| over them, or a bound on it, (B,)
+    batch_shape: torch.Size  # the caller's batch dimensions, which B flattens
+    given_log_a: Tensor  # the caller's log-weights, in its batch shape
+    given_log_b: Tensor
+    floor: float | None = None  # smallest exponent, where they are cut off (see `bounded`)
 
     def solution(
         self,
@@ -73,7 +178,11 @@ class Problem:
         g_before: Tensor | None = None,
     ) -> Solution:
         """Returns the result in the caller's batch shape, with zero potentials at padding."""
-        shape, empty = self.batch_shape, self._empty()
+        shape, empty = self.batch_shape, None  # empty: a measure has no real point, (B,)
+        for real in (self.real_rows, self.real_columns):
+            if real is not None:
+                lacking = ~real.any(-1)
+                empty = lacking if empty is None else empty | lacking
 
         def potential(values: Tensor, real: Tensor | None) -> Tensor:
             values = values if real is None else values.masked_fill(~real, 0.0)
@@ -114,23 +223,9 @@ class Problem:
             given_log_b=log_b,
         )
 
-    def _empty(self) -> Tensor | None:
-        """Returns which problems have a measure without any real point, (B,)."""
-        empty = None
-        for real in (self.real_rows, self.real_columns):
-            if real is not None:
-                lacking = ~real.any(-1)
-                empty = lacking if empty is None else empty | lacking
-        return empty
-
 
 def prepare(cost_matrix: Tensor, lam: float, log_a: Weights, log_b: Weights) -> Problem:
-    """Returns a solver's input, validated, with one batch dimension.
-
-    Raises ValueError for a cost matrix that is not finite, float32 or float64, (..., n, m) with
-    n, m ≥ 1, for λ that is not a positive finite number, for log-weights of another shape or
-    that are NaN, and for weights that do not sum to one (except those of an all-padded measure).
-    """
+    """Returns a solver's input, validated (ValueError), with one batch dimension."""
     if (
         cost_matrix.dim() < 2
         or cost_matrix.numel() == 0
@@ -156,7 +251,9 @@ def prepare(cost_matrix: Tensor, lam: float, log_a: Weights, log_b: Weights) -> 
         real = real if real_rows is None else real & real_rows.unsqueeze(-1)
         real = real if real_columns is None else real & real_columns.unsqueeze(-2)
         cost = cost.masked_fill(~real, 0.0)
-        low, high = _range(cost, real)
+        lacking = ~real.any(-1).any(-1)  # their smallest and largest real entries count as 0
+        low = cost.masked_fill(~real, math.inf).amin((-1, -2)).masked_fill(lacking, 0.0)
+        high = cost.masked_fill(~real, -math.inf).amax((-1, -2)).masked_fill(lacking, 0.0)
     lowest, highest = float(low.amin()), float(high.amax())
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise ValueError(
@@ -196,9 +293,6 @@ def bounded(
 
     Exponents are cut off where they no longer matter, padding included: exp takes many times longer
     where its result underflows, so the time would depend on the costs.
-
-    Raises:
-        ValueError: for λ outside 1e-30..1e30, or below what `largest_cost` admits.
     """
     if not 1e-30 <= lam <= 1e30:
         raise ValueError(f"λ must lie in 1e-30..1e30 for a fixed amount of work, got {lam}.")
@@ -235,7 +329,7 @@ def bounded(
 def _weights(
     given: Tensor | None, points: int, name: str, cost: Tensor, shape: torch.Size
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Returns the weights as the caller sees them, as the loops use them, and what is real."""
+    """Returns weights as the caller sees them, as the loops use them, and what is no padding."""
     if given is None:
         uniform = cost.new_full((cost.shape[0], points), -math.log(points))
         return uniform.reshape(*shape, points), uniform, None
@@ -265,11 +359,3 @@ def _weights(
     empty = ~real.any(-1, keepdim=True)
     working = log_weights.masked_fill(~real, -math.inf).masked_fill(empty, -math.log(points))
     return full, working, real
-
-
-def _range(cost: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the smallest and largest real entry of each problem, 0 where there is none."""
-    low = cost.masked_fill(~real, math.inf).amin((-1, -2))
-    high = cost.masked_fill(~real, -math.inf).amax((-1, -2))
-    lacking = ~real.any(-1).any(-1)
-    return low.masked_fill(lacking, 0.0), high.masked_fill(lacking, 0.0)

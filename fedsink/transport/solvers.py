@@ -13,17 +13,14 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.transport import exp_domain, log_domain
-from fedsink.transport.annealed import (
-    AnnealedSolver,
-    anneal,
-    follow,
-    warm_schedule,
-    warm_start,
+from fedsink.transport.annealed import AnnealedSolver, anneal, epsilon_schedule, follow, warm_start
+from fedsink.transport.iterations import (
+    SinkhornState,
+    SoftMinimum,
+    iterate_potentials,
+    iterate_scalings,
 )
-from fedsink.transport.log_domain import SinkhornState, SoftMinimum
-from fedsink.transport.problem import Points, Problem, Solver, Weights, bounded, prepare
-from fedsink.transport.solution import Solution
+from fedsink.transport.problem import Points, Problem, Solution, Solver, Weights, bounded, prepare
 
 Domain = Literal["auto", "log", "exp"]
 
@@ -87,7 +84,8 @@ def solve(
             alike = [place for place, other in enumerate(begins) if other == beginning]
             chosen = torch.tensor(alike, device=state.f.device)
             part = _iterated(problem.part(chosen), beginning, max_iterations, tolerance)
-            state.set_part(chosen, part)
+            for name in ("f", "g", "iterations", "converged"):
+                getattr(state, name)[chosen] = getattr(part, name)
     free = problem.largest == 0.0  # then potentials of 0 are exact
     f, g = (values.masked_fill(free.unsqueeze(-1), 0.0) for values in (state.f, state.g))
     resolved = state.resolved(problem.lam, tolerance, problem.largest)
@@ -99,23 +97,22 @@ _SCALINGS, _POTENTIALS = -1, 0
 
 def _beginning(lam: float, cost_range: float, domain: Domain) -> int:
     """Returns how a problem begins: on scalings, on potentials, or by a schedule of this length."""
-    supported = exp_domain.supports(lam, cost_range)
-    if domain == "exp" or (domain == "auto" and supported):
+    large = lam * 1000.0 >= cost_range  # below, nearly every iteration on scalings would absorb
+    if domain == "exp" or (domain == "auto" and large):
         return _SCALINGS
-    return _POTENTIALS if supported else len(warm_schedule(cost_range, lam))
+    return _POTENTIALS if large else len(epsilon_schedule(cost_range, lam, 0.5))
 
 
 def _iterated(
     problem: Problem, beginning: int, max_iterations: int, tolerance: float
 ) -> SinkhornState:
-    """Returns the end of the iterations of problems that begin alike."""
     state = SinkhornState.begin(problem)
     if beginning == _SCALINGS:
-        state = exp_domain.iterate(problem, state, max_iterations, tolerance)
+        state = iterate_scalings(problem, state, max_iterations, tolerance)
     elif beginning != _POTENTIALS:
         state = warm_start(problem, max_iterations)
     if not state.finished:
-        state = log_domain.iterate(SoftMinimum(problem), state, max_iterations, tolerance)
+        state = iterate_potentials(SoftMinimum(problem), state, max_iterations, tolerance)
     return state
 
 
@@ -167,24 +164,22 @@ class FixedSolver:
         if self.diameter is not None:
             return anneal(problem, [self.diameter] * len(problem.cost), scaling=0.5)
         state, softmin = SinkhornState.begin(problem), SoftMinimum(problem)
-        schedules = [warm_schedule(span, problem.lam) for span in problem.cost_range.tolist()]
+        schedules = [
+            epsilon_schedule(span, problem.lam, 0.5) for span in problem.cost_range.tolist()
+        ]
         if len(schedules[0]) < self.iterations:
             _, _, f, g = follow(softmin, schedules)
             state.update(f, g, len(schedules[0]))
-        state = log_domain.iterate(softmin, state, self.iterations, 0.0)
+        state = iterate_potentials(softmin, state, self.iterations, 0.0)
         return problem.solution(state.f, state.g, state.iterations, state.converged)
 
 
 def fixed_solver(name: str, *, largest_cost: float, diameter: float) -> FixedSolver:
     """Returns the `FixedSolver` that replaces `solver_named(name)` for private points.
 
-    Args:
-        name: "converged" or "annealed".
-        largest_cost: public bound on the costs.
-        diameter: public bound on the distance of two points, first value of "annealed".
-
-    Raises:
-        ConfigError: for any other name, or a largest cost beyond what float32 can sum.
+    Both are public bounds: `largest_cost` on the costs, and `diameter` on the distance of two
+    points, first value of "annealed". Raises ConfigError for any other name than "converged", and
+    for a largest cost beyond what float32 can sum.
     """
     solver_named(name)
     if not largest_cost <= _LARGEST_COST:

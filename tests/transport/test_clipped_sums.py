@@ -96,25 +96,27 @@ def test_what_stands_in_an_empty_place_leaves_no_trace() -> None:
     assert not p["mask"][:, 1].any()
 
 
-@pytest.mark.medium
-@settings(max_examples=300)
-@given(problem=problems())
-def test_each_place_contributes_at_most_the_bound(problem: dict[str, Any]) -> None:
+@settings(max_examples=400)
+@given(problem=problems(), bound=WIDE_BOUNDS)
+def test_each_place_contributes_at_most_the_bound(problem: dict[str, Any], bound: float) -> None:
+    """Exactly, over the whole range of floats."""
     for place in range(len(problem["y"])):
         alone = torch.zeros_like(problem["mask"])
         alone[:, place] = problem["mask"][:, place]
-        field = oblivious_record_field(**{**problem, "mask": alone})
-        assert float((field / problem["bound"]).norm()) <= 1.0
+        field = oblivious_record_field(**{**problem, "bound": bound, "mask": alone})
+        assert field.dtype == torch.float64
+        assert squared_distance(field, torch.zeros_like(field)) <= Fraction(bound) ** 2
 
 
-@pytest.mark.medium
-@settings(max_examples=300)
-@given(problem=problems())
-def test_no_place_changes_another_ones_contribution(problem: dict[str, Any]) -> None:
+@settings(max_examples=400)
+@given(problem=problems(), bound=WIDE_BOUNDS)
+def test_no_place_changes_another_ones_contribution(problem: dict[str, Any], bound: float) -> None:
+    """A place is emptied beside any others: exactly, over the whole range of floats."""
+    problem = {**problem, "bound": bound}
     whole = oblivious_record_field(**problem)
     for place in range(len(problem["y"])):
         less = {**problem, "mask": without(problem["mask"], place)}
-        assert float(((whole - oblivious_record_field(**less)) / problem["bound"]).norm()) <= 1.0
+        assert squared_distance(whole, oblivious_record_field(**less)) <= Fraction(bound) ** 2
 
 
 @pytest.mark.medium
@@ -257,24 +259,6 @@ def test_a_problem_beyond_the_bounds_leaves_the_others_to_the_matmul() -> None:
     torch.testing.assert_close(fields[3], expected)
 
 
-def test_what_stands_in_an_empty_place_does_not_matter() -> None:
-    y = Y.masked_fill(~PRESENT.unsqueeze(-1), math.nan)
-    torch.testing.assert_close(together(y, PRESENT), together(Y, PRESENT), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e9])
-def test_each_contribution_in_a_cohort_has_norm_at_most_the_bound(scale: float) -> None:
-    radius = max(1.0, scale) * RADIUS
-    fields = together(scale * Y[:, :1], radius=radius)
-    assert float(fields.flatten(1).norm(dim=1).max()) <= BOUND
-    pair = scale * Y[:, :2]
-    both = together(pair, radius=radius)
-    present = torch.tensor([True, False]).expand(5, 2)
-    first = together(pair, present, radius=radius)
-    assert float((both - first).flatten(1).norm(dim=1).max()) <= BOUND
-    assert float((both - first).flatten(1).norm(dim=1).max()) > 1e-4 * scale * BOUND or scale > 1.0
-
-
 def test_no_record_changes_another_clients_field() -> None:
     before = together(Y)
     for value in (3.0, 1e9, math.nan):
@@ -302,23 +286,7 @@ def test_what_does_not_fit_is_refused() -> None:
         together(Y, bound=0.0)
 
 
-# Over the whole range of floats, in exact arithmetic
-
-
-@settings(max_examples=400)
-@given(problem=problems(), bound=WIDE_BOUNDS)
-def test_places_and_sums_keep_the_bound_exactly(problem: dict[str, Any], bound: float) -> None:
-    """A single place, and a further place beside any others."""
-    problem = {**problem, "bound": bound}
-    whole = oblivious_record_field(**problem)
-    assert whole.dtype == torch.float64
-    for place in range(len(problem["y"])):
-        mask = torch.zeros_like(problem["mask"])
-        mask[:, place] = problem["mask"][:, place]
-        alone = oblivious_record_field(**{**problem, "mask": mask})
-        assert squared_distance(alone, torch.zeros_like(alone)) <= Fraction(bound) ** 2
-        less = oblivious_record_field(**{**problem, "mask": without(problem["mask"], place)})
-        assert squared_distance(whole, less) <= Fraction(bound) ** 2
+# Several clients, in exact arithmetic
 
 
 @st.composite

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.transport import L1, AnnealedSolver, Mixed, compiled, pairwise, transport_gradient
+from fedsink.transport import L1, AnnealedSolver, Mixed, compiled, costs, transport_gradient
 from fedsink.transport.compiled import Kernel, fits
 
 from ..support.clouds import cloud
@@ -72,7 +72,7 @@ def test_what_fits() -> None:
 PROGRAM = """
 import sys, torch
 from fedsink.transport import *
-from fedsink.transport import annealed, pairwise
+from fedsink.transport import annealed, costs
 g = torch.Generator().manual_seed(0)
 out = []
 for dtype in (torch.float32, torch.float64):
@@ -91,7 +91,7 @@ for dtype in (torch.float32, torch.float64):
                 out += [result.value, result.gradient, result.solution.f_before]
 huge = torch.full((3, 6), torch.finfo(torch.float32).max / 4)
 out += [L1()(huge, -huge), Mixed(1.0)(huge, -huge)]
-failed = [k._failed for k in (pairwise._l1, pairwise._mixed, pairwise._signs, annealed._update)]
+failed = [k._failed for k in (costs._l1, costs._mixed, costs._signs, annealed._update)]
 torch.save((out, failed), sys.argv[1])
 """
 
@@ -135,11 +135,11 @@ def test_switching_does_not_look_at_values(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("FEDSINK_COMPILE", raising=False)
 
     def counted(y: Tensor) -> float:
-        before = pairwise._mixed._seconds
+        before = costs._mixed._seconds
         transport_gradient(
             cloud(4, 3, dtype=torch.float32), y, Mixed(1.0), 0.5, solver=AnnealedSolver()
         )
-        return pairwise._mixed._seconds - before
+        return costs._mixed._seconds - before
 
     assert counted(cloud(6, 3, seed=1, dtype=torch.float32)) == pytest.approx(
         counted(100.0 * cloud(6, 3, seed=2, dtype=torch.float32))

@@ -14,7 +14,10 @@ from fedsink.transport import (
     SquaredEuclidean,
     append_labels,
     cost_named,
-    pairwise,
+    costs,
+    fixed_solver,
+    self_gradient,
+    transport_gradient,
 )
 
 from ..support.clouds import cloud
@@ -31,7 +34,7 @@ def definition(cost: GroundCost, x: Tensor, y: Tensor) -> Tensor:
     return squared + (cost.m if isinstance(cost, Mixed) else 0.0) * absolute
 
 
-# Shapes on both sides of every switch in pairwise.py, batches that broadcast included.
+# Shapes on both sides of every switch in costs.py, batches that broadcast included.
 SHAPES = [
     ((1, 1), (1, 1)),
     ((3, 5), (4, 5)),
@@ -110,8 +113,8 @@ def test_blocks_do_not_change_the_l1_cost_or_field(n: int, m: int, d: int, tile:
     x, y, plan = cloud(n, d, seed=7), cloud(m, d, seed=8), cloud(n, m, seed=9)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_COORDINATE_TILE", "_ROW_TILE", "_BACKWARD_TILE"):
-            patch.setattr(pairwise, name, tile)
-        patch.setattr(pairwise, "_MANY_PAIRS", 256)
+            patch.setattr(costs, name, tile)
+        patch.setattr(costs, "_MANY_PAIRS", 256)
         blocked, field = L1()(x, y), L1().gradient(x, y, plan)
     torch.testing.assert_close(blocked, definition(L1(), x, y))
     signs = (x.unsqueeze(-2) - y.unsqueeze(-3)).sign()
@@ -184,3 +187,56 @@ def test_one_record_does_not_change_another_ones_costs(cost: GroundCost) -> None
     other = y.clone()
     other[-1] = 1e6
     assert torch.equal(cost(x, y)[:, :-1], cost(x, other)[:, :-1])
+
+
+def thin(plan: Tensor, share: int = 20) -> Tensor:
+    """Keeps about one entry in `share` of a plan."""
+    keep = torch.rand(plan.shape, generator=torch.Generator().manual_seed(5)) < 1.0 / share
+    return plan * keep
+
+
+@pytest.mark.medium
+@given(
+    n=st.integers(1, 30), m=st.integers(1, 30), d=st.integers(1, 8),
+    block=st.sampled_from([1, 99]),
+    x_batch=st.sampled_from([(), (3,), (2, 3)]),
+    y_batch=st.sampled_from([(), (3,), (2, 3), (2, 1)]),
+)  # fmt: skip
+def test_the_sparse_gradient_equals_the_dense_one(
+    n: int, m: int, d: int, block: int, x_batch: tuple, y_batch: tuple
+) -> None:
+    x, y = cloud(*x_batch, n, d, seed=1), cloud(*y_batch, m, d, seed=2)
+    plan = thin(L1()(x, y))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "_PAIRS_PER_ENTRY", 0)
+        patch.setattr(costs, "_BLOCK", block)
+        for cost in COSTS:
+            torch.testing.assert_close(
+                cost.gradient(x, y, plan, sparse=True), cost.gradient(x, y, plan)
+            )
+
+
+def test_dense_plans_take_the_dense_kernels() -> None:
+    x, y = cloud(20, 3, seed=3), cloud(30, 3, seed=4)
+    plan = L1()(x, y)
+    assert costs.sparse_field(x, y, plan, quadratic=1.0, absolute=1.0) is None
+    assert costs.sparse_field(x, y, thin(plan, 60), quadratic=1.0, absolute=1.0) is not None
+    assert costs.sparse_field(x, y[:0], plan[:, :0], quadratic=1.0, absolute=1.0) is None
+
+
+def test_a_solver_of_fixed_work_is_followed_by_dense_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags: list[bool] = []
+
+    class Watched(Mixed):
+        def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
+            flags.append(sparse)
+            return super().gradient(x, y, plan, sparse=sparse)
+
+    x, y = cloud(6, 3, seed=5), cloud(6, 3, seed=6)
+    fixed = fixed_solver("annealed", largest_cost=1e3, diameter=10.0)
+    transport_gradient(x, y, Watched(), 0.5, solver=fixed)
+    self_gradient(x, 5, Watched(), 0.5, solver=fixed)
+    transport_gradient(x, y, Watched(), 0.5)
+    assert flags == [False, False, False, True]

@@ -9,7 +9,6 @@ import torch
 from geomloss import SamplesLoss
 from torch import Tensor
 
-from fedsink.errors import ConfigError
 from fedsink.transport import (
     L1,
     AnnealedSolver,
@@ -22,7 +21,6 @@ from fedsink.transport import (
     potential,
     self_gradient,
     solve,
-    solver_named,
     transport_gradient,
 )
 from fedsink.transport.losses import assignment_gradient
@@ -123,15 +121,6 @@ def test_the_published_loss_equals_autograd_through_geomloss(n_extra: int) -> No
     torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-7)
 
 
-def test_padded_private_batches_give_the_unpadded_gradient() -> None:
-    x, y = cloud(5, 3, seed=20), cloud(4, 3, seed=21)
-    plain = transport_gradient(x, y, Mixed(0.3), 0.5, solver=CONVERGED)
-    padded_y = torch.cat((y, torch.zeros(3, 3, dtype=torch.float64)))
-    log_b = torch.tensor([0.25] * 4 + [0.0] * 3, dtype=torch.float64).log()
-    padded = transport_gradient(x, padded_y, Mixed(0.3), 0.5, log_b=log_b, solver=CONVERGED)
-    torch.testing.assert_close(padded.gradient, plain.gradient, rtol=1e-8, atol=1e-10)
-
-
 def test_an_empty_private_batch_has_zero_gradient() -> None:
     x, y = cloud(5, 3, seed=22), cloud(3, 3, seed=23)
     for solver in (CONVERGED, AnnealedSolver()):
@@ -139,15 +128,6 @@ def test_an_empty_private_batch_has_zero_gradient() -> None:
         result = transport_gradient(x, y, Mixed(0.3), 0.5, log_b=log_b, solver=solver)
         assert result.gradient.abs().max() == 0.0
         assert float(result.value) == 0.0
-
-
-def test_a_cohort_in_one_call_equals_a_loop_over_clients() -> None:
-    x = cloud(6, 3, seed=24)
-    y = torch.stack([cloud(5, 3, seed=seed) for seed in (25, 26, 27)])
-    together = transport_gradient(x.expand(3, 6, 3), y, Mixed(1.0), 0.5)
-    for k in range(3):
-        alone = transport_gradient(x, y[k], Mixed(1.0), 0.5)
-        torch.testing.assert_close(together.gradient[k], alone.gradient, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("solver", [CONVERGED, AnnealedSolver()], ids=["converged", "annealed"])
@@ -170,13 +150,6 @@ def test_wrong_numbers_of_rows_are_refused() -> None:
     x = cloud(6, 3, seed=28)
     with pytest.raises(ValueError, match="between n and 2n rows with n ≥ 1, got 6 rows and n=2"):
         self_gradient(x, 2, L1(), 0.5)
-
-
-def test_solver_named_lists_the_solvers() -> None:
-    assert solver_named("converged") == ConvergedSolver()
-    assert solver_named("annealed") == AnnealedSolver()
-    with pytest.raises(ConfigError, match='Unknown solver "exact": choose one of converged, anne'):
-        solver_named("exact")
 
 
 def test_a_public_diameter_fixes_the_number_of_iterations() -> None:

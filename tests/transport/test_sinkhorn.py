@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import L1, SquaredEuclidean, exp_domain, solve
+from fedsink.transport import L1, SquaredEuclidean, iterations, solve
 from fedsink.transport.problem import prepare
 
 from ..support.clouds import cloud
@@ -292,18 +292,18 @@ def test_the_exp_domain_absorbs_and_hands_over(monkeypatch: pytest.MonkeyPatch) 
     cost = SquaredEuclidean()(cloud(20, 3, seed=28), cloud(20, 3, seed=29) + 2.0)
     expected = solve(cost, 0.4, domain="log", tolerance=1e-7, max_iterations=20000)
     absorptions: list[int] = []
-    absorb = exp_domain._Kernel.absorb
+    absorb = iterations._Kernel.absorb
 
-    def counted(kernel: exp_domain._Kernel, g: Tensor | None) -> None:
+    def counted(kernel: iterations._Kernel, g: Tensor | None) -> None:
         absorptions.append(1)
         absorb(kernel, g)
 
-    monkeypatch.setattr(exp_domain._Kernel, "absorb", counted)
-    limits = {torch.float64: exp_domain._Limits(-450.0, 1e3)}
-    monkeypatch.setattr(exp_domain, "_LIMITS", limits)
+    monkeypatch.setattr(iterations._Kernel, "absorb", counted)
+    limits = {torch.float64: iterations._Limits(-450.0, 1e3)}
+    monkeypatch.setattr(iterations, "_LIMITS", limits)
     for most in (20, 1):
         absorptions.clear()
-        monkeypatch.setattr(exp_domain, "_MOST_ABSORPTIONS", most)
+        monkeypatch.setattr(iterations, "_MOST_ABSORPTIONS", most)
         solution = solve(cost, 0.4, domain="exp", tolerance=1e-7, max_iterations=20000)
         assert bool(solution.converged)
         assert 1 < len(absorptions) < 20 if most == 20 else len(absorptions) == 1
@@ -321,7 +321,7 @@ def test_the_absorbed_kernel_has_no_empty_row_and_no_subnormal_entry(
     log_b = torch.full((25,), -math.log(25.0 - 3 * padded), dtype=dtype)
     log_b[: 3 * padded] = -math.inf
     problem = prepare(cost, 0.05, None, log_b)
-    kernel = exp_domain._Kernel(problem, exp_domain._LIMITS[dtype])
+    kernel = iterations._Kernel(problem, iterations._LIMITS[dtype])
     kernel.absorb(cloud(25, 1, seed=33)[:, 0].to(dtype).unsqueeze(0))
     entries = kernel._kernel[0, :, 3 * padded :]
     assert float(entries.min()) >= 2.0**20 * torch.finfo(dtype).tiny
