@@ -12,10 +12,9 @@ from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink card run=DIR [out=FILE.md|FOLDER] [license=unknown]
 
-Writes a model card in Hugging Face's format (extra `card`): the generator, its guarantee, its
-training, the figures that fedsink evaluate has written (also as a model-index, which the Hub
-lists), its limits, the last picture of training, how to sample from it, and what was typed. It
-holds no path, key or count of the partition.
+Writes a model card in Hugging Face's format (extra `card`): the generator, its guarantee, training,
+figures of fedsink evaluate and limits, its last picture, how to sample from it, and what was typed.
+It holds no path, key or count of the partition.
 
   out      FOLDER, which must not exist: the card with generator.safetensors, generator.json,
            privacy.json and samples.png, ready for `hf upload OWNER/NAME FOLDER`. FILE.md: only

@@ -31,7 +31,7 @@ def accuracy_table(run: RecordedRun) -> PageTable | None:
         A row per classifier of the most telling evaluation; None where none was measured.
     """
     for suite in SUITES:
-        if rows := _accuracies(run.evaluations.get(suite, {})):
+        if rows := accuracies(run.evaluations.get(suite, {})):
             break
     else:
         return None
@@ -77,7 +77,7 @@ _COLUMNS = ("synthetic", "real", "class_means")
 _FAST_COLUMNS = ("accuracy", "real_accuracy", "class_means_accuracy")
 
 
-def _accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
+def accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
     """Returns the cells of synthetic, real and class means by classifier."""
     figures = {
         name.removeprefix("accuracy/"): [

@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedsink import __version__
 from fedsink.conf.typed import typed_command
 from fedsink.models import Observation
-from fedsink.pages.page import number
+from fedsink.pages.evaluation_tables import accuracies
+from fedsink.pages.page import environment, number
 from fedsink.reporting.displays import printable
 from fedsink.reporting.output_files import RELEASED, new_folder
 from fedsink.server.folder import RunFolder, check_sums, note_sums
@@ -70,18 +70,12 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
             for classifier, value in figures["accuracy"].items()
         ] or None,
     )  # fmt: skip
-    environment = Environment(
-        loader=PackageLoader("fedsink", "pages"),
-        finalize=_text,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = number
-    return environment.get_template("card.md.j2").render(
+    reader = environment().overlay(autoescape=False, finalize=_text)
+    return reader.get_template("card.md.j2").render(
         header=Markup(header.to_yaml()), title=title, picture=PICTURE, version=__version__,
         config=config, privacy=privacy, result=result, private=private, pictures=pictures,
-        cautions=cautions(privacy, config), evaluations=[_evaluation(e) for e in evaluations],
+        number=number, cautions=cautions(privacy, config),
+        evaluations=[_measured(figures) for figures in evaluations],
         law=Markup(config.get("observation", {})), mix=Markup(result["label_prior"]),
         mixed=len(set(result["label_prior"])) > 1, conditional=conditional,
         observed=not Observation.from_dict(config.get("observation", {})).changes_nothing,
@@ -89,32 +83,21 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
     )  # fmt: skip
 
 
-def _evaluation(evaluation: Config) -> dict[str, Any]:
+def _measured(evaluation: Config) -> dict[str, Any]:
     """Returns the accuracies of classifiers that saw only the generator's pictures."""
-    figures, real, rows = evaluation.get("figures", {}), evaluation.get("real_accuracy", {}), []
-    for name, accuracy in evaluation["accuracy"].items():
-        figure = figures.get(f"accuracy/{name}", {})
-        ceiling = (figure.get("real") or {}).get("mean", real.get(name))
-        sd = (figure.get("synthetic") or {}).get("sd")
-        spread = f" ± {100 * sd:.1f}" if sd else ""
-        row = [name, f"{100 * accuracy:.1f}{spread} %"]
-        rows.append([*row, "–" if ceiling is None else f"{100 * ceiling:.1f} %"])
     runs = len(evaluation.get("seeds", [0]))
     observed = "" if evaluation.get("observation", True) else ", without the observation model"
     caption = f"Accuracy over {runs} run{'s' * (runs > 1)}{observed}"
+    rows = [[name, *cells[:2]] for name, cells in accuracies(evaluation).items()]
     return {"caption": caption, "n": evaluation["n"], "rows": rows}
 
 
 def write_publication(out: Path, run: Path, card: str, picture: bytes) -> None:
-    """Writes a folder with a card, its picture and the released files of a run.
+    """Writes a folder with a card, its picture and the released files of a run, or nothing.
 
     Guarantees:
         - The folder holds `RELEASED`, the nodes' statements, their SHA256SUMS, README.md and the
-          picture, and no other file of the run.
-
-    Raises:
-        CheckpointError: a file of the run was changed after the run's end.
-        OSError: it cannot be written; then there is no folder `out`.
+          picture, and no other file of the run. None was changed after the run's end.
     """
     check_sums(run, (*RELEASED, RunFolder(run).nodes.name))
     with new_folder(out) as folder:

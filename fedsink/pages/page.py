@@ -80,7 +80,7 @@ def render(template: str, **values: object) -> bytes:
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = (
-        _environment()
+        environment()
         .get_template(template)
         .render(
             values,
@@ -175,7 +175,8 @@ def _style() -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Returns the reader of this folder's templates."""
     return Environment(
         loader=PackageLoader("fedsink", "pages"),
         autoescape=True,
