@@ -8,6 +8,7 @@ import yaml
 import fedsink.conf
 
 FOLDERS = [Path(str(package.__file__)).parent for package in (fedsink.conf, fedsink_papers.conf)]
+CONF = FOLDERS[0]
 FILES = {path.stem: path for folder in FOLDERS for path in folder.glob("experiment/*.yaml")}
 NAMES = sorted(FILES)
 

@@ -28,9 +28,8 @@ from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
-from .conftest import FOLDERS
+from .conftest import CONF, FOLDERS
 
-CONF = FOLDERS[0]
 PACKAGE = CONF.parent
 ROOT = PACKAGE.parent
 
@@ -125,7 +124,7 @@ def test_every_option_of_a_group_is_read(
 
 def test_the_keys_in_help_and_docs_exist() -> None:
     known = set(known_keys())
-    for path in CONF.glob("*/*.yaml"):
+    for path in (path for folder in FOLDERS for path in folder.glob("*/*.yaml")):
         options = yaml.safe_load(path.read_text()) or {}
         whole = path.read_text().startswith("# @package _global_")
         known |= {key if whole else f"{path.parent.name}.{key}" for key in keys_of(options)}

@@ -159,6 +159,7 @@ def replies() -> Iterator[list[list[Any]]]:
 
     import fedsink
 
+    importlib.import_module("flwr.superlink.grid.inmemory_grid")  # of Flower's own simulation
     for module in pkgutil.walk_packages(fedsink.__path__, "fedsink."):
         if "grid" in module.name:  # so that Grid has all its subclasses
             importlib.import_module(module.name)
