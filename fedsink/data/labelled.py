@@ -115,7 +115,11 @@ class LabelledData:
         return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
 
     def relabelled(self, spec: DataSpec) -> LabelledData:
-        """The records under the label map of a run, by its `spec.relabel`."""
+        """Returns the records under the label map of a run, by its `spec.relabel`.
+
+        Raises:
+            DataError: a class that was taken has no record.
+        """
         if spec.relabel is None:
             return self
         if spec.relabel.taken is None:
@@ -127,9 +131,12 @@ class LabelledData:
         labels[[of_source[name] for name in spec.relabel.taken]] = torch.arange(len(spec.classes))
         labels = labels[self.labels]
         kept = labels >= 0
-        held = labels[kept].unique().tolist()
-        for label, name in enumerate(spec.relabel.taken):
-            if label not in held:
+        for name, number in zip(
+            spec.relabel.taken,
+            torch.bincount(labels[kept], minlength=len(spec.classes)),
+            strict=True,
+        ):
+            if number == 0:
                 raise DataError(f"{spec.name}: the public data hold no record of {name!r}.")
         return LabelledData(self.values[kept], labels[kept])
 

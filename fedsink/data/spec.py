@@ -36,6 +36,9 @@ class Relabelling:
         taken: for each class of the run, the class of the source that stands for it; records of
             other classes are left out. None: every record gets a label at random, so that all
             classes of the run look alike.
+
+    Raises:
+        ConfigError: a taken class is not the source's, or is taken twice.
     """
 
     classes: tuple[str, ...]
@@ -92,7 +95,11 @@ class DataSpec:
 
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
-        """The description in a `data` table, without what earlier versions wrote there."""
+        """Returns the description in a `data` table, without what earlier versions wrote there.
+
+        Raises:
+            ConfigError: a key is unknown, missing or mistyped, or as for the class.
+        """
         stated = {k: v for k, v in values.items() if k != "corrupt"}
         if stated.get("relabel") is not None:
             stated["relabel"] = strictly(Relabelling, stated["relabel"], "data.relabel")

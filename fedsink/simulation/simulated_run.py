@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,22 @@ _NAMED = 8  # classes of a line on the terminal
 
 
 def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bool = False) -> Path:
-    """Runs a resolved configuration in a new folder, and returns it.
+    """Runs a resolved configuration in a new folder.
 
-    Nothing is written before the configuration, the data and the generator have been checked: bad
-    input leaves nothing behind, and the folder of a run that stopped can be resumed. A `public` run
-    trains a start on public data, and its privacy.json says so.
+    Nothing is written before the configuration, the data and the generator have been checked.
+
+    Args:
+        config: resolved.
+        path: of the run folder.
+        debug: show what clients log.
+        public: the run trains a start on public data, and its privacy.json says so.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        FedsinkError: bad input (nothing is left behind), or a run that stopped (its folder can
+            be resumed).
     """
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
@@ -52,10 +64,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
     notice = None if public else settings.server.strategy.notice(stated)
     minds = [] if public else [f"Mind: {line}" for line in cautions(stated, config)]
     of_start = public_start.line(of_public)
-    chosen = settings.engine.chosen and f"engine={settings.engine.name}: {settings.engine.chosen}"
-    for line in (chosen, *_notes(settings), of_start, notice, *minds):
-        if line:
-            ForgivingStream(sys.stderr).write(f"{line}\n")
+    _tell([_engine_chosen(settings), *_notes(settings), of_start, notice, *minds])
     stated |= Configuration.of_paper(config) | of_public
     with folder.claimed():
         try:
@@ -97,7 +106,14 @@ def resume(path: Path, *, debug: bool = False) -> Path:
 def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     """The settings of a run, everything checked that a user can get wrong.
 
-    The values of its configuration are in plain mappings, all interpolations resolved.
+    Args:
+        values: of a configuration, in plain mappings, all interpolations resolved.
+        folder: the run folder.
+        run: the run's name, seeds and key files.
+
+    Raises:
+        FedsinkError: a value is unknown, out of range, or contradicts another; the message
+            names the key.
     """
     config = Configuration.read(values)
     engine = EngineSettings.from_config(config.engine)
@@ -135,6 +151,19 @@ def kind_of_noise(node: NodeSettings) -> str:
     return EntropyKey.kind if node.noise == "secure" else SecretKey.kind
 
 
+def _tell(lines: Iterable[str | None]) -> None:
+    """Writes lines to standard error, except those that are None."""
+    for line in lines:
+        if line:
+            ForgivingStream(sys.stderr).write(f"{line}\n")
+
+
+def _engine_chosen(settings: RunSettings) -> str | None:
+    """The engine that `engine=auto` took, with the reason."""
+    engine = settings.engine
+    return f"engine={engine.name}: {engine.chosen}" if engine.chosen else None
+
+
 def _notes(settings: RunSettings) -> list[str]:
     """Lines on the records, only for the person who simulates; no server gets them."""
     data = settings.node.data
@@ -143,34 +172,45 @@ def _notes(settings: RunSettings) -> list[str]:
         counts = torch.bincount(load(data).labels, minlength=len(data.classes)).tolist()
         for number, what in ((0, "no record"), (1, "only one record")):
             if few := [data.classes[label] for label, n in enumerate(counts) if n == number]:
-                some = ", ".join(few[:_NAMED]) + (", …" if len(few) > _NAMED else "")
-                verb = "holds" if len(few) == 1 else "hold"
-                said.append(f"{len(few)} of {len(counts)} classes {verb} {what}: {some}.")
+                said.append(_few(few, len(data.classes), what))
     return [f"{data.name}: {line}" for line in said]
+
+
+def _few(names: Sequence[str], of: int, what: str) -> str:
+    """A line that names the classes with few records."""
+    some = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+    verb = "holds" if len(names) == 1 else "hold"
+    return f"{len(names)} of {of} classes {verb} {what}: {some}."
 
 
 def _prepared(
     config: Config, path: Path, identity: RunIdentity, *, public: bool = False
 ) -> tuple[RunSettings, dict[str, Any]]:
-    """A run's settings and its partition.json; data and generator that are unusable fail here."""
+    """A run's settings, and the content of its partition.json."""
     settings = configure(config, path, identity)
     if settings.node.data.relabel is not None and not public:
         raise ConfigError(
             "data.relabel belongs to public data: say start=public, public.data=… and "
             "public.classes=…, or leave it out."
         )
+    shards = _check(settings)
+    public_start.check(config, settings.server, _single_runs(debug=False))
+    return settings, shards
+
+
+def _check(settings: RunSettings) -> dict[str, Any]:
+    """The content of partition.json; data and generator that cannot be used fail here."""
     node = settings.node
-    records, stated = load(node.data, "train"), node.data.nominal_records
-    if len(records) > stated:
+    records, public = load(node.data, "train"), node.data.nominal_records
+    if len(records) > public:
         raise DataError(
             f"{node.data.name}: {len(records)} records were read, more than the public "
-            f"data.nominal_records={stated}: raise that number, or take the others away."
+            f"data.nominal_records={public}: raise that number, or take the others away."
         )
     shards = deal(node)
     settings.server.strategy.check_sizes([len(shard) for shard in shards])
     build_generator(settings.server)
-    public_start.check(config, settings.server, _single_runs(debug=False))
-    return settings, {
+    return {
         "note": "Exact counts of private data: known to whoever simulates, never to a server.",
         "clients": manifest(shards, records.labels, node.data.classes),
     }
