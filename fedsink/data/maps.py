@@ -115,6 +115,7 @@ class ImageMap(Map):
             )
         check_sizes(shape, 1)
         object.__setattr__(self, "shape", shape)
+        _check_norm(self.norm, self.name)
 
     @property
     def record_shape(self) -> tuple[int, ...]:
@@ -168,7 +169,6 @@ class DctDirection(ImageMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_norm(self.norm, self.name)
         self._check_block(self.block, 2, min(self.shape[1:]))
         if not 0 <= self.background < 1:
             raise ConfigError(
@@ -301,7 +301,6 @@ class PooledPower(ImageMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_norm(self.norm, self.name)
         self._check_block(self.block, 1, min(self.shape[1:]))
         if not 1.0 <= self.power <= _LARGEST_POWER:
             raise ConfigError(
@@ -356,10 +355,6 @@ class PixelRange(ImageMap):
 
     name: ClassVar[str] = "pixel_range"
     norm: Norm = "l1"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_norm(self.norm, self.name)
 
     @property
     def sensitivity(self) -> float:

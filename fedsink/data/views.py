@@ -99,6 +99,10 @@ class DctView(View):
         frequency_weight: r₀ or None; the coefficient at radius r is multiplied by
             √(1 + (r/r₀)²), and all weights are scaled to unit mean square.
         dc: keep the coefficient (0, 0).
+
+    Raises:
+        ConfigError: for a shape that is not an image, a radius that keeps nothing, or r₀ outside
+            2⁻²⁰ to 2²⁰.
     """
 
     name: ClassVar[str] = "dct"
@@ -172,6 +176,10 @@ VIEWS: Registry[type[View]] = Registry("view.name", {cls.name: cls for cls in (P
 
 
 def view_from_dict(options: Mapping[str, Any]) -> View:
-    """Returns the view that `to_dict` described."""
+    """Returns the view that `to_dict` described.
+
+    Raises:
+        ConfigError: for an unknown name, an unknown or missing option, or a bad value.
+    """
     view: View = VIEWS.from_dict(options)
     return view

@@ -61,6 +61,11 @@ def read(spec: DataSpec, split: str) -> Reading:
     several of LEAF's files is read from the last of them by name, as LEAF's own reader takes it
     once. All of LEAF's JSON takes minutes, so the result is kept in the cache folder, readable only
     by the user, under the names, sizes and times of the files.
+
+    Raises:
+        ConfigError: without data.root, for an unknown class, or for letters from files of digits.
+        DataError: for files that are missing, corrupt, or hold something else, for no record of
+            these classes, and for a missing `h5py`.
     """
     from fedsink.data.sources import SOURCES
 

@@ -82,6 +82,9 @@ class Inventory:
 
         Returns:
             For each file the position of its folder in `tops`, and its path.
+
+        Raises:
+            DataError: a folder cannot be listed.
         """
         found: list[tuple[int, str, str]] = []
         folders = [(number, str(top)) for number, top in enumerate(tops) if not top.is_symlink()]
