@@ -15,9 +15,9 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.protocol.aggregation import TRIPS
-from fedsink.protocol.charge_statement import asked_run, give_statement
 from fedsink.protocol.failure_codes import failure_code
 from fedsink.protocol.node_identity import give, identity_record, shown_receipts
+from fedsink.protocol.signing import asked_run, give_statement
 
 Handler = Callable[[Node, str, RecordDict], RecordDict]
 """The reply of a node to a message's type and content."""

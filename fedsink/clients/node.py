@@ -58,11 +58,9 @@ from fedsink.protocol.aggregation import (
     trip_ahead,
     trip_of,
 )
-from fedsink.protocol.charge_statement import ChargeStatement
 from fedsink.protocol.failure_codes import failure_code
-from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.node_identity import Given
-from fedsink.protocol.signatures import signer
+from fedsink.protocol.signing import ChargeStatement, NodeIdentityKey, signer
 from fedsink.secagg.identities import Identity
 from fedsink.secagg.parameters import Rules
 from fedsink.secagg.refusals import AggregationError

@@ -21,7 +21,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
 from fedsink.privacy.adjacency import ADJACENCIES
-from fedsink.protocol.signatures import read_key, read_keys
+from fedsink.protocol.signing import read_key, read_keys
 from fedsink.secagg.identities import Authority, Peers
 from fedsink.secagg.parameters import LEAST_COHORT, NO_CERTIFICATE, Trust
 from fedsink.values import as_float, check_format

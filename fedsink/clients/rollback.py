@@ -86,9 +86,7 @@ class Receipts:
     def check(self, ledger: Ledger, shown: Iterable[str] = ()) -> None:
         """Refuses a ledger that is older than one of these receipts, or than one shown before.
 
-        Raises:
-            RolledBackError: the ledger is older; the receipt is kept until the ledger has its fact.
-            LedgerError: a receipt cannot be kept.
+        A receipt that is ahead of the ledger is kept until the ledger has its fact.
         """
         for receipt in shown:
             number = self._number(receipt)

@@ -96,7 +96,7 @@ def _show_identity(arguments: Sequence[str]) -> int:
     if "policy" not in keys:
         raise ConfigError("policy must be given, for example fedsink node key policy=policy.toml.")
     from fedsink.clients.policy_file import read_policy
-    from fedsink.protocol.identity_key import NodeIdentityKey
+    from fedsink.protocol.signing import NodeIdentityKey
 
     print(NodeIdentityKey.at(read_policy(keys["policy"]).state).shown)
     return 0
@@ -107,8 +107,7 @@ def _certify(arguments: Sequence[str]) -> int:
     for name in ("authority", "client", "identity"):
         if name not in keys:
             raise ConfigError(f"{name} must be given: see fedsink node --help.")
-    from fedsink.protocol.identity_key import read_private_key
-    from fedsink.protocol.signatures import read_key, shown_key
+    from fedsink.protocol.signing import read_key, read_private_key, shown_key
     from fedsink.secagg.identities import certify
 
     identity = read_key(keys["identity"])

@@ -31,8 +31,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         operator_key,
         server_home,
     )
-    from fedsink.protocol.identity_key import make_private_key
-    from fedsink.protocol.signatures import shown_key
+    from fedsink.protocol.signing import make_private_key, shown_key
 
     path = keys.get("key", server_home() / KEY_FILE).expanduser()
     make_private_key(path)

@@ -45,7 +45,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if "run" not in keys:
         raise ConfigError("run= is missing; fedsink verify --help says what to give.")
 
-    from fedsink.protocol.signatures import read_keys, shown_key
+    from fedsink.protocol.signing import read_keys, shown_key
     from fedsink.reporting.displays import printable
     from fedsink.server.verification import CONSISTENT, SIGNED, verdict_on
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsink.errors import ConfigError
-from fedsink.protocol.identity_key import read_private_key
+from fedsink.protocol.signing import read_private_key
 from fedsink.server.folder import RunFolder, locked
 
 if TYPE_CHECKING:

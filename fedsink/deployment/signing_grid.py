@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 
 from fedsink.deployment.node_grid import Inquiry
 from fedsink.flower_internals import ForwardingGrid, complete_replies
-from fedsink.protocol.charge_statement import ask_statement, given_statement
 from fedsink.protocol.node_identity import (
     MOST_RECEIPTS,
     Given,
@@ -23,7 +22,7 @@ from fedsink.protocol.node_identity import (
     identity_query,
     show_receipts,
 )
-from fedsink.protocol.signatures import sign
+from fedsink.protocol.signing import ask_statement, given_statement, sign
 from fedsink.reporting.output_files import write_atomic
 from fedsink.values import read_json
 
@@ -48,10 +47,7 @@ class SigningGrid(ForwardingGrid):
         - No node's receipt takes the place of another node's, whatever names they give.
         - A request is signed for a name only on its way to the first connected node that gave it.
 
-    Args:
-        grid: Flower's.
-        receipts: file of all receipts by the names of the nodes.
-        key: the operator's; None: nothing is signed.
+    `receipts` is the file of all receipts, `key` the operator's; None: nothing is signed.
     """
 
     def __init__(self, grid: Grid, receipts: Path, key: Ed25519PrivateKey | None) -> None:
@@ -64,13 +60,9 @@ class SigningGrid(ForwardingGrid):
     def collect(self, run: str, *, everybody: bool = False) -> list[dict[str, Any]]:
         """Asks the nodes of this run for a last receipt; a slow node's earlier receipt stays.
 
-        Args:
-            run: public name of the run.
-            everybody: ask all connected nodes: those of the run answered another process.
-
-        Returns:
-            Statements that nodes have signed of the run, by their clients' numbers; see
-            `ChargeStatement`.
+        Returns the statements that nodes have signed of the run, by their clients' numbers.
+        `everybody`: all connected nodes are asked, because those of the run answered another
+        process.
         """
         connected = set(self._grid.get_node_ids())
         nodes = sorted(connected if everybody else connected & set(self._names))

@@ -38,12 +38,7 @@ def identity_record(client: int) -> RecordDict:
 
 
 def stated_client(record: RecordDict) -> int:
-    """Returns the client's number in a node's answer.
-
-    Raises:
-        ProtocolVersionError: the node speaks another version.
-        ValueError: the answer holds no client number.
-    """
+    """Returns the client's number in an answer of a node that speaks this version."""
     stated: Mapping[str, object] = record.config_records.get(_IDENTITY, {})
     version, client = stated.get("protocol"), stated.get("client")
     if version != PROTOCOL_VERSION:
@@ -68,11 +63,7 @@ def show_receipts(record: RecordDict, receipts: Iterable[str]) -> None:
 
 
 def shown_receipts(record: RecordDict) -> list[str]:
-    """Returns the receipts in a question.
-
-    Raises:
-        ValueError: the receipts are no short list of short texts.
-    """
+    """Returns the receipts in a question: a short list of short texts, or a ValueError."""
     values: Mapping[str, object] = record.config_records.get(_SHOWN, {})
     shown = values.get("receipts", [])
     if (

@@ -25,6 +25,17 @@ def is_weak(public: bytes) -> bool:
     return y * (y * y - 1) * (d * y**4 + 2 * y * y - 1) % p == 0
 
 
+def verifies(public: bytes, signature: bytes, content: bytes) -> bool:
+    """Tells whether a key has signed these bytes; a weak key never has."""
+    if len(public) != KEY_BYTES or is_weak(public):
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
 def _covered(domain: str, *parts: bytes) -> bytes:
     """Returns the bytes that are signed; each part has its length in front."""
     head = f"fedsink secagg {domain}\0".encode()
@@ -33,14 +44,8 @@ def _covered(domain: str, *parts: bytes) -> bytes:
 
 @lru_cache(maxsize=1 << 12)  # simulated clients in one process verify the same signatures
 def verified(public: bytes, signature: bytes, domain: str, *parts: bytes) -> bool:
-    """Tells whether a key has signed these parts for this purpose; a weak key never has."""
-    if len(public) != KEY_BYTES or is_weak(public):
-        return False
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, _covered(domain, *parts))
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    """Tells whether a key has signed these parts for this purpose."""
+    return verifies(public, signature, _covered(domain, *parts))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsink import __version__
 from fedsink.errors import BadSignatureError, CheckpointError, ConfigError, FedsinkError
-from fedsink.protocol.charge_statement import ChargeStatement
+from fedsink.protocol.signing import ChargeStatement
 from fedsink.server.folder import SUMMED, SUMS, RunFolder, own_file, read_sums, sha256_of
 from fedsink.server.recorded import RecordedRun, cautions
 from fedsink.strategies.restated import Restated, agree, restated

@@ -38,7 +38,7 @@ from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.signatures import shown_key, sign
+from fedsink.protocol.signing import shown_key, sign
 
 from ..support.policies import limits
 from ..support.tiny import CLASSES

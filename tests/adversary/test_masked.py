@@ -29,9 +29,9 @@ from fedsink.protocol.aggregation import (
 )
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MEANING
-from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import digest, pack
+from fedsink.protocol.signing import NodeIdentityKey
 from fedsink.secagg.client import ClientSession
 from fedsink.secagg.identities import Identity, Peers
 from fedsink.secagg.parameters import Parameters, Rules

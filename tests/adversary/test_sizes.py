@@ -18,9 +18,9 @@ from flwr.app import ConfigRecord, RecordDict
 from fedsink.clients.node import close_nodes
 from fedsink.data import sources
 from fedsink.protocol.aggregation import TRIPS, Trip, put_trip, sum_name
-from fedsink.protocol.charge_statement import ask_statement
 from fedsink.protocol.failure_codes import FAILED, MEANING
 from fedsink.protocol.node_identity import show_receipts
+from fedsink.protocol.signing import ask_statement
 from fedsink.secagg.parameters import Parameters
 
 from ..support.consortium import KIND, Consortium, shared

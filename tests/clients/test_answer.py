@@ -32,7 +32,7 @@ from fedsink.protocol.node_identity import (
 )
 from fedsink.protocol.packing import PROTOCOL_VERSION
 from fedsink.protocol.privatize_once import PrivatizeReply, asked_mechanism
-from fedsink.protocol.signatures import signer
+from fedsink.protocol.signing import signer
 
 from ..adversary.honest import (
     CRITIC,

@@ -18,7 +18,7 @@ from fedsink.errors import ConfigError
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.signatures import shown_key
+from fedsink.protocol.signing import shown_key
 
 Make = Callable[..., GradientRequest]
 LOCAL = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)

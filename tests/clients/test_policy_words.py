@@ -22,11 +22,10 @@ from fedsink.clients.rollback import Receipts
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.protocol.aggregation import UNMASK, has_trip
-from fedsink.protocol.charge_statement import ChargeStatement
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED, REFUSED, RUN_TAKEN
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.signatures import shown_key, sign
+from fedsink.protocol.signing import ChargeStatement, shown_key, sign
 from fedsink.server.masked_grid import MaskedGrid
 from fedsink.simulation.grid import client_of, node_of
 

@@ -15,8 +15,7 @@ from fedsink.clients.ledger.ledger import Ledger
 from fedsink.commands.ledger import run
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol.charge_statement import ChargeStatement
-from fedsink.protocol.identity_key import NodeIdentityKey
+from fedsink.protocol.signing import ChargeStatement, NodeIdentityKey
 
 from ..support.policies import CENTRAL, limits, policy
 

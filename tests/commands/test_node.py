@@ -38,9 +38,8 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import become
 from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.failure_codes import FAILED, MALFORMED
-from fedsink.protocol.identity_key import make_private_key
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.signatures import shown_key
+from fedsink.protocol.signing import make_private_key, shown_key
 
 from ..support.hospital import CLASSES, SHAPE, hospital
 from ..support.processes import children, gone

@@ -10,7 +10,7 @@ import pytest
 from fedsink.commands.operator import run
 from fedsink.deployment.server_folder import operator_key
 from fedsink.errors import ConfigError
-from fedsink.protocol.signatures import read_key, shown_key
+from fedsink.protocol.signing import read_key, shown_key
 
 
 def test_a_key_is_made_once_and_its_public_half_is_printed(

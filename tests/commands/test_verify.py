@@ -11,7 +11,7 @@ from fedsink.commands.node import run as node
 from fedsink.commands.verify import run
 from fedsink.conf.acting import compose_config
 from fedsink.errors import ConfigError
-from fedsink.protocol.identity_key import NodeIdentityKey
+from fedsink.protocol.signing import NodeIdentityKey
 from fedsink.simulation.simulated_run import start
 
 from ..support.policies import CENTRAL as CENTRAL_WORDS

@@ -28,7 +28,7 @@ from fedsink.errors import (
     PrivacyError,
     TransferError,
 )
-from fedsink.protocol.identity_key import NodeIdentityKey
+from fedsink.protocol.signing import NodeIdentityKey
 from fedsink.reporting.output_files import write_atomic
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, stored_config

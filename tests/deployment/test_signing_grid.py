@@ -21,7 +21,7 @@ from fedsink.protocol.node_identity import (
     shown_receipts,
 )
 from fedsink.protocol.packing import pack
-from fedsink.protocol.signatures import signer
+from fedsink.protocol.signing import signer
 from fedsink.simulation.grid import SimulationGrid
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))

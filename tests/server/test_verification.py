@@ -20,8 +20,7 @@ from fedsink.configuration import Configuration, noise_entries
 from fedsink.errors import ConfigError
 from fedsink.privacy import ACCOUNTANTS, PrivacyPlan
 from fedsink.privacy.accounting.amplification import shuffling_statement
-from fedsink.protocol.charge_statement import ChargeStatement, StatedCharge
-from fedsink.protocol.identity_key import NodeIdentityKey
+from fedsink.protocol.signing import ChargeStatement, NodeIdentityKey, StatedCharge
 from fedsink.server.folder import note_sums, sha256_of
 from fedsink.server.verification import (
     CONSISTENT,

@@ -17,7 +17,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.protocol.identity_key import NodeIdentityKey
+from fedsink.protocol.signing import NodeIdentityKey
 from fedsink.simulation.grid import SimulationGrid, client_context, client_of, node_of
 
 from .policies import limits, policy

@@ -18,23 +18,15 @@ FORMAT = "fedsink ledger 2"
 
 @dataclass(frozen=True)
 class RunReport:
-    """Reports one run and its plan.
+    """Reports one run and its plan."""
 
-    Attributes:
-        run: its public name; "" where an older ledger charged several runs as one.
-        epsilon: None in an account without a ceiling.
-        operator: the policy's name of who asked.
-        method: name of the answer.
-        rounds: number of rounds that are paid; `claimed` of them have an answer.
-    """
-
-    run: str
-    epsilon: float | None
+    run: str  # its public name; "" where an older ledger charged several runs as one
+    epsilon: float | None  # None in an account without a ceiling
     delta: float
-    operator: str | None
-    method: str | None
+    operator: str | None  # the policy's name of who asked
+    method: str | None  # name of the answer
     day: str | None
-    rounds: int
+    rounds: int  # number of rounds that are paid; `claimed` of them have an answer
     claimed: int
     plan: dict[str, Any]
     event: dict[str, Any]

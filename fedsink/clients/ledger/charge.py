@@ -40,17 +40,10 @@ class Budget:
 
     Guarantees:
         - Admitted plans are together (ε, δ)-differentially private.
-
-    Args:
-        epsilon: the ceiling ε > 0.
-        delta: the ceiling δ in [0, 1).
-
-    Raises:
-        PrivacyError: a value is out of range.
     """
 
-    epsilon: float
-    delta: float
+    epsilon: float  # the ceiling ε > 0
+    delta: float  # the ceiling δ in [0, 1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
@@ -111,29 +104,17 @@ class Claim(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """A plan that is charged; made only by `Ledger.reserve`.
+    """A plan that is charged; made only by `Ledger.reserve`."""
 
-    Attributes:
-        run: number of the run in the ledger.
-        lineage: the owner's name of the data.
-        name: the run's public name.
-        rounds: of the plan, numbered from 1.
-        uses: number of these rounds in which one labelled record may take part.
-    """
-
-    run: int
-    lineage: str
-    name: str
-    rounds: int
-    uses: int
+    run: int  # number of the run in the ledger
+    lineage: str  # the owner's name of the data
+    name: str  # the run's public name
+    rounds: int  # of the plan, numbered from 1
+    uses: int  # number of these rounds in which one labelled record may take part
 
 
 def event_to_json(event: Any) -> str:
-    """Returns a `dp_accounting.DpEvent` as JSON.
-
-    Raises:
-        PrivacyError: the value is no event, or an event that JSON cannot hold.
-    """
+    """Returns a `dp_accounting.DpEvent` as JSON; anything else is a PrivacyError."""
     try:
         return json.dumps(_plain(event.to_named_tuple()), sort_keys=True)
     except (AttributeError, TypeError, ValueError) as error:

@@ -108,7 +108,15 @@ class Database:
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
             except OSError as error:
                 raise LedgerError(self._unusable(error.strerror)) from None
-        self._refuse_shared()
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except OSError as error:
+            raise LedgerError(self._unusable(error.strerror)) from None
+        if os.name == "posix" and mode & 0o077:
+            raise LedgerError(
+                f"the ledger {path} has mode {mode:04o}, so others can read or change it: give it "
+                "mode 0600 after checking who did."
+            )
         try:
             uri = f"{path.absolute().as_uri()}?mode={'rw' if writable else 'ro'}"
             self.connection = sqlite3.connect(
@@ -175,17 +183,6 @@ class Database:
     def close(self) -> None:
         """Closes the connection."""
         self.connection.close()
-
-    def _refuse_shared(self) -> None:
-        try:
-            mode = stat.S_IMODE(self.path.stat().st_mode)
-        except OSError as error:
-            raise LedgerError(self._unusable(error.strerror)) from None
-        if os.name == "posix" and mode & 0o077:
-            raise LedgerError(
-                f"the ledger {self.path} has mode {mode:04o}, so others can read or change it: "
-                "give it mode 0600 after checking who did."
-            )
 
     def _check_version(self, writable: bool) -> None:
         if not writable and self._version() == _OLD:

@@ -19,7 +19,7 @@ from fedsink.clients.ledger.charge import (
 )
 from fedsink.clients.ledger.database import Database, problems
 from fedsink.errors import BudgetError, LedgerError, ReleaseRefusedError, RunTakenError
-from fedsink.protocol.charge_statement import StatedCharge
+from fedsink.protocol.signing import StatedCharge
 from fedsink.values import read_json
 
 _EVERY_LABEL = -1  # how the file counts a use of all classes; NULL would be no key
@@ -69,11 +69,6 @@ class Ledger:
 
         Without a budget (in a simulation, whose owner has stated no ceiling) one plan is admitted
         at any cost. `operator` and `method` are for the owner to read.
-
-        Raises:
-            BudgetError: the account has too little left for the plan.
-            RunTakenError: the run has another plan, or is in another account of the lineage.
-            ReleaseRefusedError: the account had a ceiling so far, and has none now, or reversely.
         """
         with self._database.explained() as connection:
             found = _find(connection, lineage, run, charge, budget)
@@ -94,12 +89,7 @@ class Ledger:
             return self._admit(lineage, run, charge, epsilon, budget, operator, method)
 
     def bind(self, lineage: str, fingerprint: bytes, on_change: str = "inherit") -> None:
-        """Records the fingerprint of the lineage's present data, which never leaves this file.
-
-        Raises:
-            ReleaseRefusedError: the content is known under another lineage; or it has changed, and
-                `on_change` is ``"refuse"``.
-        """
+        """Records the fingerprint of the lineage's present data, which never leaves this file."""
         with self._database.transaction() as connection:
             known = connection.execute(
                 "SELECT lineage FROM contents WHERE fingerprint=?", (fingerprint,)
@@ -130,11 +120,6 @@ class Ledger:
         """Claims all uses of one message, or none of them, for the content that `bind` recorded.
 
         A use claimed before for the same digest costs nothing: its answer is the same bytes.
-
-        Raises:
-            BudgetError: a class would be used more often than charged.
-            RunTakenError: the data have changed since the run's first answer.
-            ReleaseRefusedError: a place is taken, or does not exist.
         """
         run = reservation.run
         with self._database.transaction() as connection:
