@@ -134,8 +134,8 @@ def _svg(lines: Sequence[Line], across: str, up: str, log: bool) -> bytes:
             axes.set_yscale("log")
         if len(lines) > 1:
             legend = axes.legend(frameon=False, labelcolor=_INK[0])
-            for text in legend.get_texts():
-                text.set_parse_math(False)  # a name may hold dollars
+            for label in legend.get_texts():
+                label.set_parse_math(False)  # a name may hold dollars
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue().decode()
@@ -144,8 +144,8 @@ def _svg(lines: Sequence[Line], across: str, up: str, log: bool) -> bytes:
         text = text.replace(f": {light}", f": var(--{light[1:]})")
     schemes = [";".join(f"--{pair[0][1:]}:{pair[dark]}" for pair in pairs) for dark in (0, 1)]
     media = "@media screen and (prefers-color-scheme: dark)"
-    style = f":root{{{schemes[0]}}}{media}{{:root{{{schemes[1]}}}}}</style>"
-    return text.replace("</style>", style, 1).encode()
+    both = f":root{{{schemes[0]}}}{media}{{:root{{{schemes[1]}}}}}</style>"
+    return text.replace("</style>", both, 1).encode()
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
