@@ -25,7 +25,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.protocol.failure_codes import failure_code
 
-Config = Mapping[str, bool | bytes | float | int | str]
+Config = Mapping[str, bool | float | int | str]
 
 # OpenDP loads scikit-learn where it is installed, that loads pandas, and pandas loads pyarrow,
 # which starts threads. All of them do without it.

@@ -57,7 +57,8 @@ class RunnerProcess:
         self._processes.set_forkserver_preload(_PRELOADED)
         self.pid = 0
         """Process id of the runner that answered last."""
-        code, self.admitted = self._fork("opened") or (1, "The runner died at its start.")
+        said: tuple[int, str] | None = self._fork("opened")
+        code, self.admitted = said or (1, "The runner died at its start.")
         if code != 0:
             raise (ConfigError if code == ConfigError.exit_code else ClientError)(self.admitted)
 

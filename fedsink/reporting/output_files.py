@@ -56,7 +56,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, mode: int = 0o755) -> Iterator[Path]:
     """Gives a folder to fill, which takes the name `path` when the context ends without an error.
 
     It is made aside and renamed: a stopped command leaves no half-filled folder behind.
@@ -68,7 +68,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield partial
-        partial.chmod(0o755)
+        partial.chmod(mode)
         partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

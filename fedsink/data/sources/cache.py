@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsink.errors import DataError
+from fedsink.reporting.output_files import new_folder
 
 
 def cache_folder() -> Path:
@@ -24,26 +23,16 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     The content is made in a temporary neighbour and renamed, so a crash leaves nothing half
     done. If several processes start together, one wins and all see the same files.
     """
-    if folder.is_dir():
-        return folder
-    temporary = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        fill(temporary)
+    if not folder.is_dir():
         try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    except OSError as error:
-        raise DataError(
-            f"the cache folder {folder.parent} cannot be written ({error.strerror}); "
-            f"set XDG_CACHE_HOME to a folder that can."
-        ) from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+            with new_folder(folder, mode=0o700) as temporary:
+                fill(temporary)
+        except OSError as error:
+            if not folder.is_dir():  # no other process was first
+                raise DataError(
+                    f"the cache folder {folder.parent} cannot be written ({error.strerror}); "
+                    f"set XDG_CACHE_HOME to a folder that can."
+                ) from error
     return folder
 
 
