@@ -20,12 +20,11 @@ from fedsink.values import read_json
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-KEYS, SHARES, SURVIVORS, UNMASK = TRIPS = (
-    "aggregation_keys",
-    "aggregation_shares",
-    "aggregation_survivors",
-    "aggregation_unmask",
-)
+KEYS = "aggregation_keys"
+SHARES = "aggregation_shares"
+SURVIVORS = "aggregation_survivors"
+UNMASK = "aggregation_unmask"
+TRIPS = (KEYS, SHARES, SURVIVORS, UNMASK)
 """Queries: a message's type is ``query.NAME``."""
 
 MASKED = "masked"

@@ -18,7 +18,8 @@ from fedsink.values import Checks
 PROTOCOL = 2
 """Version of the protocol; part of everything that is signed."""
 
-KEY_BYTES, SIGNATURE_BYTES = 32, 64
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
 LEAST_COHORT = 3
 """Least `minimum_cohort` of an owner: in a sum of two each client computes the other's reply."""
 NO_CERTIFICATE = bytes(SIGNATURE_BYTES)
