@@ -340,8 +340,8 @@ def ask_statement(record: RecordDict, run: str) -> None:
 
 def asked_run(record: RecordDict) -> str | None:
     """Returns the run that a question wants a statement on, or None."""
-    asked = record.config_records.get(_STATEMENT)
-    run = None if asked is None else asked.get("run")
+    values: Mapping[str, object] = record.config_records.get(_STATEMENT, {})
+    run = values.get("run")
     return run if isinstance(run, str) else None
 
 
@@ -354,8 +354,8 @@ def give_statement(record: RecordDict, signed: Mapping[str, Any]) -> None:
 
 def given_statement(record: RecordDict) -> dict[str, Any] | None:
     """Returns the signed statement in a node's answer; None where there is no valid one."""
-    given = record.config_records.get(_STATEMENT)
-    text = None if given is None else given.get("signed")
+    values: Mapping[str, object] = record.config_records.get(_STATEMENT, {})
+    text = values.get("signed")
     if not isinstance(text, str) or len(text) > LONGEST_STATEMENT:
         return None
     try:
