@@ -34,7 +34,7 @@ GONE = {
     "examples/debug_inverted.py does the same on digits.",
     "experiment=compare_methods": "experiment=compare_methods is gone: run "
     "examples/compare_methods.py.",
-    "methods": "methods= is gone: examples/compare_methods.py runs several methods, and fedsink "
+    "methods": "methods is gone: examples/compare_methods.py runs several methods, and fedsink "
     "compare run=FOLDER compares them.",
 }
 """Keys and values of earlier versions, each with the sentence that refuses it."""
