@@ -85,7 +85,7 @@ def killed_and_resumed(name: str, folder: Path, picture: Path) -> None:
 @pytest.mark.parametrize(("start", "shown"), [("/home/me/start", False), ("public", True)])
 def test_no_path_of_this_machine_is_logged(tmp_path: Path, start: str, shown: bool) -> None:
     config = {"start": start, "policy": "/home/me/p", "data": {"root": "/home/me", "name": "x"}}
-    logger = module.Logger(tmp_path, config, {})
+    logger = module.Observer(tmp_path, config, {})
     assert logger.config == {"data.name": "x"} | ({"start": start} if shown else {})
 
 
@@ -277,4 +277,4 @@ def test_an_interrupt_is_no_failure_of_the_logger() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Observers({"a": Interrupted()}).keep()
+        Observers({"a": Interrupted(Path(), {}, {})}).keep()
