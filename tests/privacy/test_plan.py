@@ -426,3 +426,8 @@ def test_a_plan_of_critics_is_written_and_read(schedule, adjacency):
     for entry in ("clip", "schedule"):
         with pytest.raises(PrivacyError, match="clip and schedule must be tables"):
             PrivacyPlan.from_dict(table | {entry: table[entry] | {"more": 1}})
+
+
+def test_an_epsilon_that_cannot_be_told_from_0_is_refused():
+    with pytest.raises(PrivacyError, match=r"eps=1e-06 cannot be told from 0 at delta=1e-05"):
+        PrivacyPlan.solve(rate=0.2, eps=1e-6, rounds=3000, **PARTS)
