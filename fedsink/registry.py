@@ -27,13 +27,16 @@ GONE = {
     "(to resume an older run, out of its config.yaml).",
     "data.corrupt": "data.corrupt is gone: examples/debug_inverted.py alters records by a source "
     "of its own.",
-    "start=public": "start=public is gone, train the start by a run of its own: say fedsink "
+    "start=public": "start=public is gone: train the start by a run of its own, fedsink "
     "simulate public=true data.name=glyphs data.nominal_records=20000 eps=inf clients=1 (in the "
     "local mode eps=35) with the other keys of this run, and then start=DIR with the folder that "
     "it prints.",
-    "public": "public.* is gone, a start is trained by a run of its own, whose data, classes and "
-    "rounds it takes: say fedsink simulate public=true data.name=… eps=inf clients=1 (in the local "
-    "mode eps=35), and then start=DIR with the folder that it prints.",
+    **{
+        f"public.{key}": f"public.{key} is gone: a start is trained by a run of its own, whose data, "
+        "classes and rounds it takes, fedsink simulate public=true data.name=… eps=inf clients=1 (in "
+        "the local mode eps=35), and then start=DIR with the folder that it prints."
+        for key in ("data", "root", "classes", "rounds")
+    },
     "data.relabel": "data.relabel is gone: data.classes names the classes of public data, in the "
     "order of the run's.",
     "study": "study is gone: examples/debug_inverted.py and examples/compare_methods.py play "
@@ -44,7 +47,7 @@ GONE = {
     "examples/debug_inverted.py does the same on digits.",
     "experiment=compare_methods": "experiment=compare_methods is gone: run "
     "examples/compare_methods.py.",
-    "methods": "methods= is gone: examples/compare_methods.py runs several methods, and fedsink "
+    "methods": "methods is gone: examples/compare_methods.py runs several methods, and fedsink "
     "compare run=FOLDER compares them.",
 }
 """Keys and values of earlier versions, each with the sentence that refuses it."""

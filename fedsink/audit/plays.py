@@ -94,6 +94,7 @@ def audit(
     """
     if trials < FEWEST_TRIALS:
         raise ConfigError(f"An audit needs at least {FEWEST_TRIALS} trials, received {trials}.")
+    checks.within("confidence", confidence, "(0, 1)")
     if not colluders < clients:
         raise ConfigError(
             f"colluders={colluders} of clients={clients} leave nobody to attack: take at most "

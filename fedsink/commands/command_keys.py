@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 from fedsink.errors import ConfigError
-from fedsink.registry import did_you_mean
+from fedsink.registry import GONE, did_you_mean
 
 Parser = Callable[[str], Any]
 
@@ -27,7 +27,8 @@ def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, An
             raise ConfigError(not_a_pair(arguments, position, f"keys: {_list(known)}"))
         if key not in known:
             raise ConfigError(
-                f"Unknown key {key!r}.{did_you_mean(key, known)} Keys: {_list(known)}."
+                GONE.get(key)
+                or f"Unknown key {key!r}.{did_you_mean(key, known)} Keys: {_list(known)}."
             )
         if key in values:
             raise ConfigError(f"{key} was given twice.")

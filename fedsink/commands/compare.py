@@ -8,7 +8,6 @@ from pathlib import Path
 
 from fedsink.commands.command_keys import parse
 from fedsink.errors import ConfigError
-from fedsink.registry import GONE
 from fedsink.reporting.displays import printable
 
 HELP = """Usage: fedsink compare run=[A,B,…] [out=compare.html]
@@ -25,8 +24,6 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
-    if any(argument.startswith("methods=") for argument in arguments):
-        raise ConfigError(GONE["methods"])
     keys = parse(arguments, {"run": folders, "out": str})
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink compare --help says what to give.")

@@ -84,7 +84,7 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         elif key in own:
             raise ConfigError(f"{key} was given twice.")
         else:
-            own[key] = value
+            own[key] = deployed_name(value) if key in ("name", "resume") and value else value
     for key, example in (("app", "app=deploy"), ("superlink", "superlink=lab")):
         if not own.get(key):
             raise ConfigError(f"{key} must be given, for example {example}; see fedsink deploy -h.")

@@ -29,10 +29,10 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         print(HELP)
         return 0
     keys = parse(arguments, dict.fromkeys(("app", "superlink", "run", "folder"), str))
+    name = deployed_name(keys["run"]) if keys.get("run") else ""
     for key in ("app", "superlink", "run"):
         if not keys.get(key):
             raise ConfigError(f"{key} must be given; see fedsink fetch -h.")
-    name = deployed_name(keys["run"])
     folder = new_folder(keys.get("folder") or f"runs/{name}")
     run_config = {"action": "fetch", "name": name, "config": "{}"}
     return submit(app_at(keys["app"]), keys["superlink"], run_config, folder, everything=debug)

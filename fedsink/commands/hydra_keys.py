@@ -115,6 +115,7 @@ def one_sentence(error: Exception) -> str:
             )
         return (
             f"There is no {group}={choice}: choose one of {', '.join(choices(group)) or 'nothing'}."
+            f"{did_you_mean(choice, choices(group))}"
         )
     if isinstance(error, MissingMandatoryValue):
         key = error.full_key or str(error.key)

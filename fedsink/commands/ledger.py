@@ -96,9 +96,9 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _state(rest: Sequence[str]) -> int:
-    from fedsink.protocol.requests import run_name
+    from fedsink.protocol.requests import given_name
 
-    keys = parse(rest, {"policy": Path, "run": run_name, "client": whole(0), "clients": whole(1)})
+    keys = parse(rest, {"policy": Path, "run": given_name, "client": whole(0), "clients": whole(1)})
     for key in ("policy", "run", "client", "clients"):
         if key not in keys:
             raise ConfigError(f"{key} must be given: see fedsink ledger --help.")

@@ -327,10 +327,10 @@ class PrivacyPlan:
 
         Raises:
             PrivacyError: If fewer than two are given, a value is out of range, three disagree, or
-                σ is left out and δ alone would pay (see `sigma_for`).
+                σ is left out and δ alone would pay (see `sigma_for`), or nothing but ε = 0 fits.
         """
         cost = Cost(clip, schedule, adjacency, capacity, nominal_records)
-        stated = None not in (eps, sigma, rounds)
+        stated, solved = None not in (eps, sigma, rounds), sigma is None
         how: dict[str, Any] = {"delta": delta, "accountant": accountant, "cost": cost}
         if sigma is None and eps is not None and rounds is not None:
             uses = cost.uses(checks.count("rounds", rounds))
@@ -347,6 +347,11 @@ class PrivacyPlan:
         if eps is not None:
             checks.positive("eps", eps)
             implied = plan.epsilon(accountant)
+            if solved and implied == 0.0:
+                raise PrivacyError(
+                    f"eps={eps:g} cannot be told from 0 at delta={delta:g}: ask for a larger eps, "
+                    "or for a smaller delta."
+                )
             if implied > eps * _CONSISTENT or (stated and implied < eps * _AS_STATED):
                 raise PrivacyError(
                     f"sigma={sigma:g} and rounds={rounds} at rate={rate:g} cost ε = {implied:.4g}, "

@@ -113,7 +113,7 @@ class Objective:
         if plan.capacity is not None:
             raise ConfigError(
                 f"strategy.backend={self.backend} has no fixed work: its time depends on the "
-                f"records, which capacity={plan.capacity} is there to hide; leave one of them out."
+                f"records, which capacity= is there to hide: leave one of them out."
             )
 
     def refuse_library(self) -> None:

@@ -16,6 +16,7 @@ message, and is read again with the checks that its annotations name.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -53,6 +54,13 @@ def run_name(value: object) -> str:
             f"{str(value)[:40]!r}."
         )
     return value
+
+
+def given_name(text: str) -> str:
+    """Returns the value if fedsink gives such names to runs; raises ValueError for any other."""
+    if re.fullmatch(r"[\w-]{1,64}", text) is None:
+        raise ValueError("fedsink gives no run such a name; the run's privacy.json has it (run)")
+    return text
 
 
 def new_run_name() -> str:

@@ -25,8 +25,23 @@ class Observer:
     """Listens to a run. Every event does nothing here; a subclass overrides those that it needs.
 
     A resumed run begins again after a checkpoint: it repeats the events after the checkpoint, and
-    none before `keep`.
+    none before `keep`. `log=` names it; an installed package adds one by `fedsink.loggers`.
+
+    Attributes:
+        package: imported by the observer, from the extra of its name; None: none.
+        folder, name: of the run.
+        config: by dotted keys, without those that name files of this machine.
+        privacy: content of privacy.json.
     """
+
+    package: ClassVar[str | None] = None
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
+        self.folder, self.privacy = folder, dict(privacy)
+        self.name = str(config.get("run", {}).get("name", folder.name))
+        # No tracking server needs the names of this machine's files.
+        stated = leaves({group: values for group, values in config.items() if group != "run"})
+        self.config = {key: value for key, value in stated if key not in (*PLACES, "start")}
 
     def begin(self, round: int) -> None:
         """Training begins after `round`: 0, or the checkpoint's."""
@@ -51,8 +66,7 @@ class Observers(Observer):
     """Passes events on to observers by name. One that fails is reported and gets no more events."""
 
     def __init__(self, observers: Mapping[str, Observer]) -> None:
-        self._observers = dict(observers)
-        self._begun = False
+        self._observers, self._begun = dict(observers), False
 
     def begin(self, round: int) -> None:
         self._begun = True
@@ -85,27 +99,7 @@ class Observers(Observer):
                 ForgivingStream(sys.stderr).write(f"{failure} and is left out from now on.\n")
 
 
-class Logger(Observer):
-    """An observer that `log=` names; an installed package adds one by `fedsink.loggers`.
-
-    Attributes:
-        package: imported by the logger, from the extra of its name; None: none.
-        folder: of the run.
-        config: by dotted keys, without those that name files of this machine.
-        privacy: content of privacy.json.
-    """
-
-    package: ClassVar[str | None] = None
-
-    def __init__(self, folder: Path, config: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
-        self.folder, self.privacy = folder, dict(privacy)
-        self.name = str(config.get("run", {}).get("name", folder.name))
-        # No tracking server needs the names of this machine's files.
-        stated = leaves({group: values for group, values in config.items() if group != "run"})
-        self.config = {key: value for key, value in stated if key not in (*PLACES, "start")}
-
-
-class TensorBoardLogger(Logger):
+class TensorBoardLogger(Observer):
     """Event files in tensorboard/ of the run folder: figures, pictures, the guarantee."""
 
     package = "tensorboard"
@@ -115,10 +109,10 @@ class TensorBoardLogger(Logger):
 
         place = str(self.folder / "tensorboard")
         self._writer = SummaryWriter(place, purge_step=round + 1 if round else 0)
-        if round == 0:
-            for name, values in (("configuration", self.config), ("privacy", self.privacy)):
-                text = json.dumps(values, indent=2, ensure_ascii=False)
-                self._writer.add_text(name, f"```\n{text}\n```", 0)
+        stated = {"configuration": self.config, "privacy": self.privacy} if round == 0 else {}
+        for name, values in stated.items():
+            text = json.dumps(values, indent=2, ensure_ascii=False)
+            self._writer.add_text(name, f"```\n{text}\n```", 0)
 
     def metrics(self, line: Mapping[str, Any]) -> None:
         for name, value in _figures(line):
@@ -136,7 +130,7 @@ class TensorBoardLogger(Logger):
         self._writer.close()
 
 
-class MLflowLogger(Logger):
+class MLflowLogger(Observer):
     """A run at MLFLOW_TRACKING_URI, or in mlruns/ beside the run: figures, pictures, the generator.
 
     Figures are sent together at every checkpoint, because a tracking server may be slow. The run
@@ -215,20 +209,14 @@ class MLflowLogger(Logger):
         self._client.log_artifact(self._run, str(path))
 
 
-LOGGERS: Registry[type[Logger]] = Registry(
+LOGGERS: Registry[type[Observer]] = Registry(
     "log", {"tensorboard": TensorBoardLogger, "mlflow": MLflowLogger}, group="fedsink.loggers"
 )
 
 
 def logger_names(value: object) -> tuple[str, ...]:
-    """Returns the names of loggers in `log`: none, one, or a list.
-
-    Raises:
-        ConfigError: an unknown name, or one that stands twice.
-    """
-    if value is None:
-        return ()
-    names = tuple(value) if isinstance(value, list | tuple) else (value,)
+    """Returns the names in `log`; a ConfigError refuses one of no logger, or one twice."""
+    names = tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
     for name in names:
         LOGGERS.find(name)
     if len(set(names)) < len(names):
@@ -251,8 +239,7 @@ def loggers(
     names: Collection[str], folder: Path, config: Mapping[str, Any], privacy: Mapping[str, Any]
 ) -> Observers:
     """Makes the named loggers of a run; a logger that fails does not stop the run."""
-    made = {f"log={name}": LOGGERS.find(name)(folder, config, privacy) for name in names}
-    return Observers(made)
+    return Observers({f"log={n}": LOGGERS.find(n)(folder, config, privacy) for n in names})
 
 
 def _figures(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -26,7 +26,7 @@ from fedsink.models import save as save_generator
 from fedsink.models.generators import WEIGHTS
 from fedsink.protocol.exchange import Keeper, Reduction
 from fedsink.reporting.drawing import save_grid, save_points
-from fedsink.reporting.loggers import Observer
+from fedsink.reporting.loggers import Observer, Observers
 from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
 from fedsink.server.finished import shown_map, through
@@ -101,7 +101,7 @@ def train(
         ClientError: clients failed.
     """
     training = _Training(
-        grid, strategy, folder, settings, identity, classes, timeout, observer or Observer()
+        grid, strategy, folder, settings, identity, classes, timeout, observer or Observers({})
     )
     training.restore()
     with (

@@ -21,7 +21,7 @@ from fedsink.configuration import Configuration
 from fedsink.environment import device_named
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
-from fedsink.reporting.loggers import Observer, logger_names, loggers
+from fedsink.reporting.loggers import Observer, Observers, logger_names, loggers
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
@@ -186,7 +186,7 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
 @contextmanager
 def observed(settings: ServerSettings) -> Iterator[Observer]:
     """Yields the observer of the run, and in the end tells it how the run ended."""
-    observer = Observer()
+    observer = Observers({})
     if settings.log:
         run = RecordedRun(RunFolder(settings.folder))
         observer = loggers(settings.log, settings.folder, run.config, run.privacy or {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import secrets
 import shutil
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.privacy import LOCAL_NOISE, SecretKey
-from fedsink.protocol.requests import new_run_name
+from fedsink.protocol.requests import given_name, new_run_name
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings
 from fedsink.strategies.strategy_settings import StrategySettings
@@ -161,8 +160,10 @@ class RunIdentity:
               whatever a received folder says.
         """
         name, key_file = str(run["name"]), Path(run["key_file"]) if run["key_file"] else None
-        if re.fullmatch(r"[\w-]{1,64}", name) is None:
-            raise CheckpointError(f"The run's name {name[:64]!r} is none that fedsink gives.")
+        try:
+            given_name(name)
+        except ValueError as error:
+            raise CheckpointError(f"The run's name is {name[:64]!r}: {error}.") from None
         if key_file and key_file.resolve() != (key_folder() / f"{name}.key").resolve():
             raise CheckpointError(
                 f"The run's key is said to be {key_file}, and this user's keys lie in "

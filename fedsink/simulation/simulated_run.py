@@ -18,6 +18,7 @@ from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes
 from fedsink.errors import CheckpointError, ConfigError, DataError
 from fedsink.pages.report_page import report_at_end
+from fedsink.privacy.adjacency import USER
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.registry import GONE
 from fedsink.reporting.displays import ForgivingStream
@@ -157,6 +158,11 @@ def _check(settings: RunSettings) -> dict[str, Any]:
         raise DataError(
             f"{node.data.name}: {len(records)} records were read, more than the public "
             f"data.nominal_records={stated}: raise that number, or take the others away."
+        )
+    if getattr(settings.server.strategy.plan, "unit", None) == USER and records.users is None:
+        raise DataError(
+            f"adjacency=user protects all records of a user, and {node.data.name} does not tell "
+            "users apart: choose another adjacency, or data that do (data=femnist)."
         )
     shards = deal(node)
     settings.server.strategy.check_sizes([len(shard) for shard in shards])

@@ -161,6 +161,7 @@ def test_bad_input_is_refused(arguments: list[str], message: str) -> None:
         ("eps=-1", "eps"),
         ("delta=1", "delta must lie in"),
         ("confidence=1", "confidence must lie in"),
+        ("confidence=2", r"confidence must lie in \(0, 1\), received 2"),
         ("answer=gs_wgan", "needs clip=critic, not record"),
     ],
 )

@@ -37,7 +37,6 @@ def compared(
         "empty": ["compare", "run="],
         "unknown": ["compare", "run=sweep", "outs=x.html"],
         "open": ["compare", "run=[central"],
-        "methods": ["compare", "methods=[dp_sinkhorn,privatize_once]", "seed=0"],
         "help": ["compare", "--help"],
     }
     outcomes = run_many([(folder, line) for line in lines.values()])
@@ -90,7 +89,6 @@ def test_repetitions_in_a_sweep_are_said(compared: dict[str, Outcome]) -> None:
         ("empty", "run= is missing; fedsink compare --help says what to give."),
         ("unknown", "Unknown key 'outs'. Did you mean out? Keys: run, out."),
         ("open", "run=[central: a list of folders is written [A,B]."),
-        ("methods", "methods= is gone: examples/compare_methods.py runs several methods"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

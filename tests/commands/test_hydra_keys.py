@@ -6,12 +6,15 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from fedsink.cli import main
 from fedsink.commands.hydra_keys import overrides, quoted
 from fedsink.conf.loading import composed, quoted_text
 from fedsink.errors import ConfigError
+from fedsink.registry import GONE
 
 
 def _root(argument: str) -> object:
@@ -162,3 +165,20 @@ def test_what_is_no_set_of_keys_is_refused(arguments: Sequence[str], message: st
     with pytest.raises(ConfigError, match=re.escape(message)):
         overrides(arguments)
     assert overrides(["data=mnist", "data.root=/x", "eps=1,2"], sweep=True)
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_what_is_gone_is_refused_by_name_with_what_replaces_it(
+    gone: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = {"methods": "compare"}.get(gone, "simulate")
+    with pytest.raises(SystemExit) as left:
+        main([command, gone if "=" in gone else f"{gone}=x"])
+    assert left.value.code == 2
+    assert capsys.readouterr() == ("", f"fedsink: {GONE[gone]}\n")
+    assert GONE[gone].startswith(f"{gone} is gone: ")
+    assert not any(tmp_path.iterdir())

@@ -105,8 +105,10 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "unknown choice": (
         [*_LOCAL, "data=mnits"],
         "There is no data=mnits: choose one of celeba, digits, fashion_mnist, femnist, "
-        "femnist_62, femnist_digits, glyphs, half_circle, image_folder, mnist, shapes.",
+        "femnist_62, femnist_digits, glyphs, half_circle, image_folder, mnist, shapes. "
+        "Did you mean mnist?",
     ),
+    "unknown experiment": (["simulate", "experiment=mnist_esp10"], "Did you mean mnist_eps10?"),
     "unknown mode": ([*_LOCAL, "mode=cental"], "There is no mode=cental: choose one of central, l"),
     "wrong mechanism": (
         [*_LOCAL, "mechanism=laplace"],
@@ -184,7 +186,12 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "capacity": ([*_LOCAL, "capacity=0"], "capacity must be null, auto or a whole number"),
     "capacity and a larger shard": (
         [*_LOCAL, "capacity=auto", "partition=unequal"],
-        "counts on at most 719 records at a client (data.nominal_records/clients), and this",
+        "The capacity of a batch counts on at most 719 records at a client (data.nominal_records/"
+        "clients), and this",
+    ),
+    "users of data without users": (
+        [*_LOCAL, "strategy=gs_wgan", "adjacency=user"],
+        "adjacency=user protects all records of a user, and digits does not tell users apart: ",
     ),
     "capacity too small": ([*_LOCAL, "capacity=30"], "capacity"),
     "noise": ([*_LOCAL, "noise=loud"], "There is no noise=loud: choose one of fast, secure."),
@@ -210,21 +217,10 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "strategy.uses_per_message=0"],
         "strategy.uses_per_message must be a whole number of at least 1, not 0.",
     ),
-    "study": ([*_LOCAL, "study.clean=0.9"], "study is gone: examples/debug_inverted.py and"),
-    "corrupt": (
-        [*_LOCAL, "data.corrupt={kind: invert}"],
-        "data.corrupt is gone: examples/debug_inverted.py alters records",
-    ),
     "corrupt anew": (
         [*_LOCAL, "+data.corrupt={kind: invert}"],
         "data.corrupt is gone: examples/debug_inverted.py alters records",
     ),
-    "study as an experiment": (
-        ["simulate", "experiment=debug_inverted"],
-        "experiment=debug_inverted is gone: run examples/debug_inverted.py.",
-    ),
-    "public": ([*_LOCAL, "public.data=glyphs"], "public.* is gone, a start is trained by a run"),
-    "public start": ([*_LOCAL, "start=public"], "start=public is gone, train the start by a run"),
     "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
     "keep in local mode": (
         [*_LOCAL, "mode=ldp", "partition.keep=[0]"],

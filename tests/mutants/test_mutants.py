@@ -22,7 +22,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-SOURCES = ("fedsink", "packages", "tests", "pyproject.toml")
+PACKAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/src"))
+SOURCES = ("fedsink", "tests", "pyproject.toml", *(["packages"] if PACKAGES else []))
 
 Mutant = dict[str, Any]
 MUTANTS: list[Mutant] = [
@@ -51,14 +52,14 @@ class Workshop:
                 shutil.copyfile(ROOT / name, folder / name)
         outer = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        paths = [folder, *(folder / package for package in PACKAGES)]
         flower = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        path = f"{folder}:{folder / 'packages' / 'papers' / 'src'}"
         self._process = subprocess.Popen(
             [sys.executable, HERE / "workshop.py", folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**outer, **threads, **flower, "PYTHONPATH": path},
+            env={**outer, **threads, **flower, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         )
 
     def run(self, tests: list[str], slow: bool = False) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 
 def test_there_are_many_mutants_with_names_of_their_own() -> None:
-    assert len({mutant["name"] for mutant in MUTANTS}) == len(MUTANTS) >= 480
+    assert len({mutant["name"] for mutant in MUTANTS}) == len(MUTANTS) >= 700
     assert {key for mutant in MUTANTS for key in mutant} == {"name", "file", "old", "new", "tests"}
 
 

@@ -501,3 +501,8 @@ def test_no_unprotected_plan_has_values_out_of_range(change, message):
 
 def test_uses_of_an_unprotected_plan_follow_the_schedule():
     assert (UNPROTECTED.uses, UNPROTECTED_BATCH.uses) == (3, 30)
+
+
+def test_an_epsilon_that_cannot_be_told_from_0_is_refused():
+    with pytest.raises(PrivacyError, match=r"eps=1e-06 cannot be told from 0 at delta=1e-05"):
+        PrivacyPlan.solve(rate=0.2, eps=1e-6, rounds=3000, **PARTS)

@@ -84,7 +84,7 @@ def killed_and_resumed(name: str, folder: Path, picture: Path) -> None:
 
 def test_no_path_of_this_machine_is_logged(tmp_path: Path) -> None:
     config = {"start": "/home/me/s", "policy": "/home/me/p", "data": {"root": "/a", "name": "x"}}
-    assert module.Logger(tmp_path, config, {}).config == {"data.name": "x"}
+    assert module.Observer(tmp_path, config, {}).config == {"data.name": "x"}
 
 
 def test_tensorboard(tmp_path: Path, picture: Path) -> None:
@@ -275,4 +275,4 @@ def test_an_interrupt_is_no_failure_of_the_logger() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Observers({"a": Interrupted()}).keep()
+        Observers({"a": Interrupted(Path(), {}, {})}).keep()

@@ -109,5 +109,5 @@ def test_a_received_identity_names_no_other_file(
 ) -> None:
     place = None if key_file is None else key_file.format(keys=key_folder())
     stored = {"name": name, "server_seed": 1, "key_file": place}
-    with pytest.raises(CheckpointError, match=r"is none that fedsink gives|keys lie in"):
+    with pytest.raises(CheckpointError, match=r"fedsink gives no run such a name|keys lie in"):
         RunIdentity.from_config(stored, finished=finished)

@@ -141,7 +141,7 @@ class DPSinkhornSettings(CentralSettings):
         most = self.plan.nominal_records
         if most is not None and max(sizes) > most:
             raise ConfigError(
-                f"capacity={self.plan.capacity} counts on at most {most} records at a client "
+                f"The capacity of a batch counts on at most {most} records at a client "
                 f"(data.nominal_records/clients), and this partition deals {max(sizes)} to one: "
                 "choose capacity=null, another partition, or a larger data.nominal_records."
             )
