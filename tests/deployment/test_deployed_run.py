@@ -199,6 +199,7 @@ def test_a_run_starts_from_public_weights_that_lie_at_the_server(
             [
                 "public=true",
                 "data.name=glyphs",
+                "data.nominal_records=20000",
                 "eps=inf",
                 "rounds=2",
                 "engine=local",
