@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -26,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ("fedsink/conf", "benchmarks/rows.yaml")
 """What a recipe and its row are made of."""
 
-_NO_MATTER = ("log", "report.", "paper.", "paper", "engine.", "data.download")
+_NO_MATTER = ("log", "report.", "paper.", "paper", "engine.", "data.download", "public")
 _NOT_READ = {
     "central": ("map.", "mechanism.", "shuffler", "shuffler_delta"),
     "ldp": ("view.", "rate", "clip", "shuffler", "shuffler_delta"),
@@ -61,7 +63,18 @@ def _git(root: Path, *words: str) -> str:
     return done.stdout.rstrip()
 
 
-def configuration_hash(config: Mapping[str, Any]) -> str:
+def start_of(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Arguments with start=DIR for `start=$(fedsink simulate WORDS)`, and these words or None.
+
+    >>> start_of(["eps=1", "start=$(fedsink simulate eps=inf public=true)"])
+    (['eps=1', 'start=DIR'], ['eps=inf', 'public=true'])
+    """
+    found = [re.fullmatch(r"start=\$\(fedsink simulate (.*)\)", word) for word in arguments]
+    plain = [word if at is None else "start=DIR" for word, at in zip(arguments, found, strict=True)]
+    return plain, next((shlex.split(at[1]) for at in found if at), None)
+
+
+def configuration_hash(config: Mapping[str, Any], start: str | None = None) -> str:
     """SHA-256, shortened, of everything that determines a run's result except the seed.
 
     The hash leaves out names, places, logs, keys that the method does not read and keys that are
@@ -69,16 +82,15 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
 
     Args:
         config: of a run, all interpolations resolved.
+        start: hash of the run that made its start, if it has one.
     """
     idle = (*_NO_MATTER, *_NOT_READ[config["mode"]], *_idle_in_strategy(config))
     if config["noise"]["share"] == "local":  # as before there were integers
         idle = (*idle, "noise.bits", "noise.draw", "noise.masked", "noise.dropouts")
-    if config["start"] is None:
-        idle = (*idle, "public.")
     groups = tuple(key for key in idle if key.endswith("."))
     values = {
         key: value
-        for key, value in run_settings(config).items()
+        for key, value in (run_settings(config) | {"start": start}).items()
         if value is not None and key not in idle and not key.startswith(groups)
     }
     if (device := config["engine"].get("device", "cpu")) != "cpu":  # engines give the same results
@@ -111,7 +123,9 @@ def configuration_of(arguments: tuple[str, ...]) -> str:
     Raises:
         ConfigError: it would refuse to start.
     """
-    return configuration_hash(configured(arguments))
+    plain, start = start_of(arguments)
+    first = None if start is None else configuration_of(tuple(start))
+    return configuration_hash(configured(tuple(plain)), first)
 
 
 @cache

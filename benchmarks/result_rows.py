@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from result_protocol import standing
+from result_protocol import standing, start_of
 
 from fedsink.errors import ConfigError
 from fedsink.pages.evaluation_tables import Published, published
@@ -120,16 +121,26 @@ def _figures(keys: Sequence[str]) -> tuple[str, ...]:
 def _rows(table: dict[str, Any]) -> Iterator[Row]:
     papers = published()
     for entry in table["rows"]:
+        plain = {key: value for key, value in entry.items() if key != "start"}
         if unknown := [key for key in entry.get("published", ()) if key not in papers]:
             raise KeyError(f"{unknown[0]} is no entry of published.yaml")
         lists = {
             "published": tuple(papers[key] for key in entry.get("published", ())),
-            "overrides": tuple(entry.get("overrides", ())),
+            "overrides": (*entry.get("overrides", ()), *_start(entry)),
             "seeds": tuple(table.get("seeds", ())),
         }
         for suffix, words in table.get("evaluations", {"": []}).items():
             evaluate = (*entry.get("evaluate", ()), *words)
-            yield Row(**{**entry, **lists, "name": entry["name"] + suffix, "evaluate": evaluate})
+            yield Row(**{**plain, **lists, "name": entry["name"] + suffix, "evaluate": evaluate})
+
+
+def _start(entry: dict[str, Any]) -> list[str]:
+    """The command that makes the start of a row, as an argument of the row's."""
+    if "start" not in entry:
+        return []
+    words = [f"experiment={entry['experiment']}", *entry["start"], "public=true"]
+    named = dict(word.split("=", 1) for word in words)  # the last of two counts
+    return [f"start=$(fedsink simulate {shlex.join(f'{k}={v}' for k, v in named.items())})"]
 
 
 def measured(path: Path) -> list[Record]:
@@ -166,7 +177,10 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
         seconds = [record["cpu_seconds"] for record in of_row]
         at_least = "≥ " if any(record["resumed"] for record in of_row) else ""
         seeds = ", ".join(str(record["seed"]) for record in of_row) or "not run"
-        told = [f"`{command}`"]
+        plain, start = start_of(arguments)
+        told = [f"`{any_engine(' '.join(['fedsink simulate', *plain]))}`"]
+        if start is not None:
+            told.insert(0, f"`fedsink simulate {shlex.join(start)}` makes DIR")
         if row.evaluate:
             told.append(f"`fedsink evaluate {' '.join(row.evaluate)}`")
         cells = [

@@ -17,7 +17,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from result_protocol import configuration_hash, configuration_of, configured, data_hash
+from result_protocol import (
+    configuration_hash,
+    configuration_of,
+    configured,
+    data_hash,
+    start_of,
+)
 from result_rows import Record, any_engine, measured
 
 from fedsink.conf.acting import READ_FROM_FILES
@@ -90,9 +96,17 @@ class Runs:
         """
         if (done := self.known(arguments, evaluate)) is not None:
             return done
-        name = f"{any_engine(' '.join(arguments))} {configuration_of(tuple(arguments))}"
-        run = self.folder / "runs" / hashlib.sha256(name.encode()).hexdigest()[:16]
-        spent = self._simulate(run, arguments)
+        run, start = self._place(arguments), start_of(arguments)[1]
+        spent, first = {"seconds": 0.0, "killed": False}, None
+        if start is not None:
+            source = self._place([*start, f"seed={seed}"])
+            spent = self._simulate(source, [*start, f"seed={seed}"])
+            first = configuration_hash(stored_config(RunFolder(source)))
+            wanted = [w.replace("start=DIR", f"start={source}") for w in start_of(arguments)[0]]
+        else:
+            wanted = list(arguments)
+        own = self._simulate(run, wanted)
+        spent = {key: spent[key] + own[key] for key in spent}
         keys = {"n": str(self._n), "seed": str(seed), "threads": "1", "reference": "false"}
         keys |= dict(word.split("=", 1) for word in evaluate)
         words = [f"{key}={value}" for key, value in keys.items()]
@@ -115,10 +129,10 @@ class Runs:
             "cpu_seconds": round(spent["seconds"], 2),
             "wall_seconds": metrics["seconds"],
             "evaluation_cpu_seconds": round(seconds, 2),
-            "resumed": spent["killed"],
+            "resumed": bool(spent["killed"]),
             **labels,
             **({} if self._commit is None else {"commit": self._commit}),
-            "configuration": configuration_hash(config),
+            "configuration": configuration_hash(config, first),
             "data": data_hash(config),
             "evaluation": {
                 "threads": int(keys["threads"]),
@@ -128,6 +142,11 @@ class Runs:
         }
         append_jsonl(self.records, record)
         return record
+
+    def _place(self, arguments: Sequence[str]) -> Path:
+        """The folder of the run of these arguments."""
+        name = f"{any_engine(' '.join(arguments))} {configuration_of(tuple(arguments))}"
+        return self.folder / "runs" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def _rooted(self, arguments: Sequence[str]) -> list[str]:
         """Returns data.root for data that files hold: others refuse it."""

@@ -124,37 +124,6 @@ class Paper:
         return {"source": self.source, "differs": differs, "besides": besides}
 
 
-@dataclass(frozen=True)
-class PublicData:
-    """Public data of `start=public`: whoever starts the run calls them so.
-
-    Attributes:
-        data: name of the data set.
-        root: folder with its files; None where no file holds it.
-        classes: for each class of the run the public class that stands for it. None: the class of
-            the same name, or labels at random where a name is missing.
-        rounds: of the start; None: `rounds` of the run, else the recipe's.
-
-    Raises:
-        ConfigError: a value of another type.
-    """
-
-    data: str
-    root: str | None = None
-    classes: tuple[str, ...] | None = None
-    rounds: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.rounds is not None:
-            checks.count("public.rounds", self.rounds, also="null or ")
-        if self.classes is not None:
-            if not isinstance(self.classes, list | tuple):
-                raise ConfigError(
-                    f"public.classes is null or a list of names, not {self.classes!r}."
-                )
-            object.__setattr__(self, "classes", tuple(map(str, self.classes)))
-
-
 def _finite(value: object) -> object:
     """Replaces an infinite number or NaN, which JSON lacks, by text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -181,8 +150,8 @@ class Configuration:
         resume: a folder; the command line reads it before there is a configuration.
         scale, scales: size of an experiment, and the values of all its sizes.
         paper: the row of a paper that an experiment repeats, or None.
-        start: "public", or a folder with the weights before round 1; None: random weights.
-        public: of `start=public`.
+        start: folder of a run on public data, with the weights before round 1; None: random ones.
+        public: the run's data are public, and whoever starts it vouches for that.
         run: name and seed of a stored run.
 
     Raises:
@@ -223,7 +192,7 @@ class Configuration:
     scales: Config | None = None
     paper: Paper | None = None
     start: str | None = None
-    public: PublicData = field(default_factory=lambda: PublicData("glyphs"))
+    public: bool = False
     run: Config | None = None
 
     def __post_init__(self) -> None:
@@ -232,6 +201,13 @@ class Configuration:
         checks.number("shuffler_delta", self.shuffler_delta)
         checks.count("clients", self.clients)
         checks.flag("conditional", self.conditional)
+        alone = self.start is None and self.policy is None
+        if checks.flag("public", self.public) and not alone:
+            raise ConfigError(
+                "public=true says that everything that trains this generator is public: it goes "
+                f"without policy= and start=, and here are policy={self.policy} and "
+                f"start={self.start}."
+            )
         if self.seed is not None:
             checks.count("seed", self.seed, minimum=0)
         self.observation.check(self.data.shape)
@@ -256,12 +232,14 @@ class Configuration:
             "noise": lambda group: strictly(NoiseSettings, group, "noise"),
             "observation": Observation.from_dict,
             "strategy": lambda group: Options("strategy", group),
-            "public": lambda group: strictly(PublicData, group, "public"),
+            # A table is that of an earlier version.
+            "public": lambda value: False if isinstance(value, Mapping) else value,
             "paper": lambda group: None if group is None else strictly(Paper, group, "paper"),
         }
         data = values.get("data")
-        if isinstance(data, Mapping) and data.get("corrupt") is not None:  # of an earlier version
-            raise ConfigError(GONE["data.corrupt"])
+        for key in ("corrupt", "relabel"):  # of an earlier version
+            if isinstance(data, Mapping) and data.get(key) is not None:
+                raise ConfigError(GONE[f"data.{key}"])
         return strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})
 
     @classmethod

@@ -26,6 +26,15 @@ GONE = {
     "(to resume an older run, out of its config.yaml).",
     "data.corrupt": "data.corrupt is gone: examples/debug_inverted.py alters records by a source "
     "of its own.",
+    "start=public": "start=public is gone, train the start by a run of its own: say fedsink "
+    "simulate public=true data.name=glyphs data.nominal_records=20000 eps=inf clients=1 (in the "
+    "local mode eps=35) with the other keys of this run, and then start=DIR with the folder that "
+    "it prints.",
+    "public": "public.* is gone, a start is trained by a run of its own, whose data, classes and "
+    "rounds it takes: say fedsink simulate public=true data.name=… data.nominal_records=… eps=inf "
+    "clients=1 (in the local mode eps=35), and then start=DIR with the folder that it prints.",
+    "data.relabel": "data.relabel is gone: data.classes names the classes of public data, in the "
+    "order of the run's.",
     "study": "study is gone: examples/debug_inverted.py and examples/compare_methods.py play "
     "several runs, and are yours to change.",
     "experiment=debug_inverted": "experiment=debug_inverted is gone: run "

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsink.conf.loading import composed, file_of, opened
 from fedsink.conf.typed import typed_words
 from fedsink.errors import ConfigError
+from fedsink.registry import GONE
 from fedsink.values import Config, leaves
 
 _REFERRED_TO = ("recipe", "scales")
@@ -81,8 +82,6 @@ _SIMULATED = Need("engine.name", lambda name: name != "deploy", "a simulation")
 _WAITING = Need("engine.name", lambda name: name != "local", "engine=ray")
 _PROTECTED = Need("eps", lambda eps: eps != math.inf, "a finite eps")
 _MANY = Need("clients", lambda clients: clients > 1, "clients of 2 and more")
-_PUBLIC = _is("start", "public")
-_PUBLIC_FILES = Need("public.data", READ_FROM_FILES.holds, "public.data that is read from files")
 _SHARED = _is("noise.share", "secure_aggregation")
 _ENTROPIC = _is("strategy.loss", "matched", "debiased")
 
@@ -100,8 +99,6 @@ CONDITIONS = (
     Condition(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
     Condition(("engine.timeout",), (_WAITING,)),
     Condition(("conditional",), (_CLASSES,)),
-    Condition(("public",), (_PUBLIC,)),
-    Condition(("public.root",), (_PUBLIC_FILES,)),
     Condition(("partition",), (_CLASSES,), (_is("partition.name", "by_label"),)),
     Condition(("partition",), (_MANY,)),
     Condition(
@@ -188,15 +185,12 @@ def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """
     values = acting_values(config, overrides)
     data = values["data"]
-    places = [
+    for group, key in (
         (data, "root"),
         (data, "clients_file"),
         (values, "policy"),
-        (values["public"], "root"),
-    ]
-    if values["start"] != "public":
-        places.append((values, "start"))
-    for group, key in places:
+        (values, "start"),
+    ):
         if group.get(key):
             group[key] = str(Path(str(group[key])).expanduser().resolve())
     values["run"] = {"typed": typed_words(overrides, values)}
@@ -211,6 +205,8 @@ def acting_values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any
         OmegaConfBaseException: a value is missing, or refers to a missing one.
     """
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    if values.get("start") == "public":
+        raise ConfigError(GONE["start=public"])
     refuse_idle(config, values, overrides)
     return dict(values)
 

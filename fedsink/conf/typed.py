@@ -28,7 +28,7 @@ _PLACES = {
     "start": "FOLDER",
     "engine.address": "ADDRESS",
 }
-_NO_PLACES = {"start": "public", "engine.address": "auto"}
+_NO_PLACES = {"engine.address": "auto"}
 _OF_NO_SETTING = ("run", "resume", "scales", "paper")
 _PLAIN = re.compile(r"[A-Za-z_][\w.:/-]*")
 _WORDS = ("null", "true", "false", "nan", "inf")

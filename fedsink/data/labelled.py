@@ -121,32 +121,6 @@ class LabelledData:
         slots = None if self.slots is None else self.slots[kept]
         return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
 
-    def relabelled(self, spec: DataSpec) -> LabelledData:
-        """Returns the records under the label map of a run, by its `spec.relabel`.
-
-        Raises:
-            DataError: a class that was taken has no record.
-        """
-        if spec.relabel is None:
-            return self
-        if spec.relabel.taken is None:
-            random = np.random.Generator(np.random.PCG64(0))
-            labels = torch.from_numpy(random.integers(len(spec.classes), size=len(self)))
-            return LabelledData(self.values, labels)
-        of_source = {name: label for label, name in enumerate(spec.relabel.classes)}
-        labels = torch.full((len(of_source),), -1)
-        labels[[of_source[name] for name in spec.relabel.taken]] = torch.arange(len(spec.classes))
-        labels = labels[self.labels]
-        kept = labels >= 0
-        for name, number in zip(
-            spec.relabel.taken,
-            torch.bincount(labels[kept], minlength=len(spec.classes)),
-            strict=True,
-        ):
-            if number == 0:
-                raise DataError(f"{spec.name}: the public data hold no record of {name!r}.")
-        return LabelledData(self.values[kept], labels[kept])
-
 
 def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
     """Returns the records after comparing them with their public description.

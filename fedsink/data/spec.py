@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,37 +33,6 @@ def check_sizes(shape: Sequence[int], classes: int) -> None:
 
 
 @dataclass(frozen=True)
-class Relabelling:
-    """Gives the records of a source with another label map the labels of a run.
-
-    Attributes:
-        classes: the source's own label map.
-        taken: for each class of the run, the class of the source that stands for it; records of
-            other classes are left out. None: every record gets a label at random, so that all
-            classes of the run look alike.
-
-    Raises:
-        ConfigError: a taken class is not the source's, or is taken twice.
-    """
-
-    classes: tuple[str, ...]
-    taken: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("classes", "taken"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(map(str, value)))
-        taken = self.taken or ()
-        if unknown := [name for name in taken if name not in self.classes]:
-            raise ConfigError(
-                f"The public data have no class {unknown[0]!r}: choose public.classes among "
-                f"{', '.join(self.classes)}."
-            )
-        if len(set(taken)) != len(taken):
-            raise ConfigError(f"public.classes names a class twice: {', '.join(taken)}.")
-
-
-@dataclass(frozen=True)
 class DataSpec:
     """Public facts about the data: they enter budgets and scalings, records never do.
 
@@ -81,7 +50,6 @@ class DataSpec:
             see `fedsink.data.labelled.participants`. None: all of them.
         range: the values of black and of white in pictures of more than 8 bits; None: what their
             type or their file says.
-        relabel: of public data in place of a run's own (`start=public`); None: labels stay.
 
     Raises:
         ConfigError: for an impossible shape, an empty or repeated class list, no records, or a
@@ -96,7 +64,6 @@ class DataSpec:
     download: bool = True
     clients_file: str | None = None
     range: tuple[float, float] | None = None
-    relabel: Relabelling | None = None
 
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
@@ -105,9 +72,10 @@ class DataSpec:
         Raises:
             ConfigError: a key is unknown, missing or mistyped, or as for the class.
         """
-        stated = {k: v for k, v in values.items() if k != "corrupt"}
-        if stated.get("relabel") is not None:
-            stated["relabel"] = strictly(Relabelling, stated["relabel"], "data.relabel")
+        stated = {k: v for k, v in values.items() if k not in ("corrupt", "relabel")}
+        relabel = values.get("relabel")
+        if isinstance(relabel, Mapping) and "classes" in relabel:
+            stated["classes"] = relabel["classes"]  # of the source that drew these records
         return strictly(cls, stated, "data")
 
     def __post_init__(self) -> None:
@@ -133,12 +101,6 @@ class DataSpec:
             object.__setattr__(self, "range", tuple(map(float, self.range)))
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", names)
-        taken = None if self.relabel is None else self.relabel.taken
-        if taken is not None and len(taken) != len(names):
-            raise ConfigError(
-                f"public.classes names {len(taken)} classes, one for each of the run's "
-                f"{len(names)}: {', '.join(names)}."
-            )
 
 
 def _check_range(values: Any) -> None:

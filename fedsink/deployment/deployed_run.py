@@ -44,7 +44,7 @@ from fedsink.server.folder import (
     stored_config,
 )
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
-from fedsink.server.starting_weights import FOLDER, adopt, statement_of
+from fedsink.server.starting_weights import adopt, statement_of
 from fedsink.strategies.methods import settings_of
 from fedsink.values import Config, checks, read_json, strictly
 
@@ -66,6 +66,7 @@ _OWNERS = (
     ),
     ("policy", None, "every node is started with the policy of its owner"),
     ("data.clients_file", None, "every node's policy says which records are its own"),
+    ("public", False, "what nodes hold is not public"),
     ("resume", None, f"say {COMMAND} resume=NAME app=… superlink=… with no other key"),
 )
 
@@ -112,14 +113,8 @@ def _start_named(name: object) -> Path:
     """Returns the folder of a start on the server, by the name that a submitter gives.
 
     Raises:
-        ConfigError: the name is `public`, or cannot name a folder.
+        ConfigError: the name cannot name a folder.
     """
-    if name == "public":
-        raise ConfigError(
-            f"{COMMAND} trains no start: run fedsink simulate start=public, copy its folder "
-            f"RUN/{FOLDER} to the server as {STARTS}/NAME in the server's folder, and say "
-            "start=NAME."
-        )
     return server_home() / STARTS / deployed_name(name)
 
 
@@ -184,10 +179,10 @@ def deployed_settings(
         FedsinkError: a value is unknown, out of range, or contradicts another.
     """
     # Nothing adds nodes' replies up before the server has them: shares of noise need masks.
-    noise = {**values["noise"], "dropouts": 0.0}
-    config = Configuration.read(
-        {**values, "noise": {**noise, "masked": noise["share"] == SECURE_AGGREGATION}}
-    )
+    noise: dict[str, Any] = {**values["noise"], "dropouts": 0.0}
+    noise["masked"] = noise["share"] == SECURE_AGGREGATION
+    # A start lies at the server, which adds its place.
+    config = Configuration.read({**values, "noise": noise, "start": None})
     if config.eps == math.inf:
         raise ConfigError(
             "eps=inf protects nothing, and real nodes always refuse it: it is for fedsink simulate."
@@ -199,8 +194,6 @@ def deployed_settings(
     seed = int(run["server_seed"])
     command = f"{COMMAND} app=… superlink=… resume={folder.path.name}"
     settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, command)
-    if (folder.path / FOLDER).is_dir():
-        settings = replace(settings, start=folder.path / FOLDER)
     return settings, engine.patience
 
 
@@ -265,17 +258,17 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     }
     settings, patience = deployed_settings(config, folder, run)
     require_packages(settings.log)
-    generator = build_generator(settings)
+    source = None if config["start"] is None else _start_named(config["start"])
+    settings = replace(settings, source=source)
+    build_generator(settings)
     stated = settings.strategy.stated("node") | {"run": run["name"]}
     stated |= Configuration.of_paper({**config, "run": run})
-    source = None if config["start"] is None else _start_named(config["start"])
     if source is not None:
         stated |= statement_of(source)
     try:
         folder.create()
         if source is not None:
-            adopt(source, folder.path, generator)
-            settings = replace(settings, start=folder.path / FOLDER)
+            adopt(source, folder.path)
         folder.write(folder.privacy, stated)
         # Last, because this file makes the folder one that can be resumed.
         store_config(folder, {**config, "run": run})

@@ -102,11 +102,7 @@ class Logger(Observer):
         self.name = str(config.get("run", {}).get("name", folder.name))
         # No tracking server needs the names of this machine's files.
         stated = leaves({group: values for group, values in config.items() if group != "run"})
-        self.config = {
-            key: value
-            for key, value in stated
-            if key not in PLACES and (key != "start" or value in (None, "public"))
-        }
+        self.config = {key: value for key, value in stated if key not in (*PLACES, "start")}
 
 
 class TensorBoardLogger(Logger):

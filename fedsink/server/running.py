@@ -26,7 +26,7 @@ from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
 from fedsink.server.recorded import RecordedRun
-from fedsink.server.starting_weights import put_in_place, statement_of
+from fedsink.server.starting_weights import FOLDER, put_in_place, statement_of
 from fedsink.strategies.methods import strategy_of
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.strategies.strategy_settings import StrategySettings
@@ -76,7 +76,7 @@ class ServerSettings:
         command: continues this run if it is stopped; None: a simulation's command.
         log: names of the loggers that follow the run.
         dropouts: probability that a simulated client disappears at a trip of secure aggregation.
-        start: folder of the weights before round 1, trained on public data; None: random weights.
+        source: folder of a start, with the weights before round 1; None: random weights.
     """
 
     folder: Path
@@ -91,7 +91,7 @@ class ServerSettings:
     command: str | None = None
     log: tuple[str, ...] = ()
     dropouts: float = 0.0
-    start: Path | None = None
+    source: Path | None = None
 
     @classmethod
     def from_config(
@@ -122,7 +122,14 @@ class ServerSettings:
             command=command,
             log=logger_names(config.log),
             dropouts=config.noise.dropouts,
+            source=None if config.start is None else Path(config.start),
         )
+
+    @property
+    def start(self) -> Path | None:
+        """The folder of the run's start: its own copy, once it has one."""
+        own = self.folder / FOLDER
+        return own if own.is_dir() else self.source
 
     @property
     def server_key(self) -> bytes:

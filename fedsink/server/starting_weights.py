@@ -1,8 +1,7 @@
-"""Weights before round 1, of a generator that was trained on public data.
+"""Weights before round 1, `start=DIR`: of a generator that a run on public data trained.
 
-`adopt` copies them into a run's folder, and `statement_of` returns what privacy.json says of them.
-Weights that
-private records trained are refused: a start from them would spend their ε again, unseen.
+Weights that private records trained are refused: a start from them would spend their ε again,
+unseen.
 """
 
 from __future__ import annotations
@@ -15,44 +14,21 @@ from fedsink.errors import ConfigError, FedsinkError, ModelError
 from fedsink.models import Generator, load
 from fedsink.models.generators import DESCRIPTION, WEIGHTS, sample
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import check_sums, note_sums, sha256_of
 from fedsink.values import read_json
 
 FOLDER = "start"
 """Name of the sub-folder of a run that holds its start."""
 
-_PRIVACY = "privacy.json"
-_FILES = (WEIGHTS, DESCRIPTION, _PRIVACY)
+_FILES = (WEIGHTS, DESCRIPTION, "privacy.json")
 _DRAWN = 64  # pictures, of all classes
 _ALIKE = 1 / 255  # of the pixel range: a step of eight bits
 
 MEANING = (
-    "The weights before round 1 were trained on these data, which whoever started the run calls "
+    "The weights before round 1 were trained on these data, which whoever trained them calls "
     "public and vouches for: no ε was spent on them. If a record of theirs is private, nothing "
     "here protects it."
 )
-
-
-def adopt(source: Path, folder: Path, generator: Generator) -> None:
-    """Copies a start into `folder`/start, its privacy.json last.
-
-    Args:
-        source: a folder with generator.safetensors, generator.json and privacy.json.
-        folder: the run folder.
-        generator: of the run, whose architecture the start must have.
-
-    Raises:
-        ConfigError: the start is not public, or is another architecture.
-        ModelError: it is damaged or no generator.
-    """
-    statement_of(source)
-    _fitting(source, generator)
-    target = folder / FOLDER
-    target.mkdir(exist_ok=True)
-    for name in _FILES:
-        write_atomic(target / name, (source / name).read_bytes())
-    note_sums(target)
 
 
 def statement_of(source: Path) -> dict[str, Any]:
@@ -71,52 +47,45 @@ def statement_of(source: Path) -> dict[str, Any]:
         CheckpointError: the generator or privacy.json is not the one that SHA256SUMS names.
     """
     try:
-        stated: Any = read_json((source / _PRIVACY).read_bytes())
+        stated: Any = read_json((source / "privacy.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         raise ConfigError(
-            f"start={source} has no readable {_PRIVACY}, so that nothing says what its generator "
-            "was trained on: name a run that start=public trained, RUN/start."
+            f"start={source} has no readable privacy.json, so that nothing says what its generator "
+            "was trained on: name the folder of a run with public=true."
         ) from None
     public = stated.get("public") if isinstance(stated, Mapping) else None
     if not isinstance(public, Mapping):
-        raise ConfigError(f"start={source} was trained on private data: {_spent(stated, source)}")
+        epsilon = stated.get("epsilon") if isinstance(stated, Mapping) else None
+        spent = "nothing protects them" if epsilon is None else f"ε = {epsilon:.4g} was spent"
+        raise ConfigError(
+            f"start={source} was trained on private data: its privacy.json says that {spent}, and "
+            "a start from it would spend that again, unseen. Name the folder of a run with "
+            "public=true, or the folder start in a run that began with one."
+        )
     if not (source / WEIGHTS).is_file():
         raise ModelError(f"start={source} has no {WEIGHTS}: its run has not ended.")
     check_sums(source, _FILES)
     digest = sha256_of(source / WEIGHTS)
     if public.get("generator_sha256") != digest:
         raise ConfigError(
-            f"start={source}: {WEIGHTS} is not what its {_PRIVACY} says was trained on public "
-            "data (public.generator_sha256): restore it from a copy, or train it again by "
-            "start=public."
+            f"start={source}: {WEIGHTS} is not what its privacy.json says was trained on public "
+            "data (public.generator_sha256): restore it from a copy, or train it again."
         )
     kept = {"map": stated["map"]} if "map" in stated else {}
     return {"start": {"generator_sha256": digest, **public, **kept, "meaning": MEANING}}
 
 
-def _spent(stated: Any, source: Path) -> str:
-    epsilon = stated.get("epsilon") if isinstance(stated, Mapping) else None
-    spent = "nothing protects them" if epsilon is None else f"ε = {epsilon:.4g} was spent on them"
-    inner = source / FOLDER
-    instead = f"start={inner}" if inner.is_dir() else "start=public"
-    return (
-        f"its {_PRIVACY} says that {spent}, and a start from it would spend that again, unseen. "
-        f"Only a generator of public data is a start: say {instead}."
-    )
-
-
 def put_in_place(generator: Generator, source: Path) -> None:
-    """Gives a generator the weights of a start.
+    """Gives a generator the weights of a start, which must be public and of its architecture.
 
     Raises:
-        ConfigError: the start is another architecture.
-        ModelError: it is damaged, or draws one picture only.
+        ConfigError: the start is not public, or another architecture.
+        ModelError: it is damaged, or draws the same for every class and latent, which no training
+            repairs: steps that are too long for a loss without noise end in saturated pixels, where
+            its gradient is 0.
+        CheckpointError: as for `statement_of`.
     """
-    generator.load_state_dict(_fitting(source, generator).state_dict())
-
-
-def _fitting(source: Path, generator: Generator) -> Generator:
-    """Returns the generator in a folder, if it has the architecture of the other one."""
+    statement_of(source)
     try:
         start = load(source)
     except FedsinkError as error:
@@ -129,19 +98,9 @@ def _fitting(source: Path, generator: Generator) -> Generator:
     ):
         if found != needed:
             raise ConfigError(
-                f"start={source}: its {what} is {found}, and this run's {needed}. A start has the "
-                "run's architecture: say start=public, or choose the generator of the start."
+                f"start={source}: its {what} is {found}, and this run's {needed}. Train a start "
+                "with the keys of this run, or choose the generator of the start."
             )
-    _refuse_one_picture(start, source)
-    return start
-
-
-def _refuse_one_picture(start: Generator, source: Path) -> None:
-    """Refuses a start that draws the same for every class and latent: no training repairs it.
-
-    Steps that are too long for a loss without noise end in saturated pixels, where its gradient
-    is 0.
-    """
     drawn = sample(start, _DRAWN, None, Stream(b"start", "pictures"))
     if bool((drawn.amax(dim=0) - drawn.amin(dim=0)).max() < _ALIKE):
         raise ModelError(
@@ -150,3 +109,13 @@ def _refuse_one_picture(start: Generator, source: Path) -> None:
             "strategy.optimizer.warmup, with a lower strategy.optimizer.lr, or with "
             "strategy.tether=1.8 where the method has one."
         )
+    generator.load_state_dict(start.state_dict())
+
+
+def adopt(source: Path, folder: Path) -> None:
+    """Copies a start into a new run's folder, from which the run is resumed."""
+    target = folder / FOLDER
+    target.mkdir()
+    for name in _FILES:
+        (target / name).write_bytes((source / name).read_bytes())
+    note_sums(target)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,16 @@ from fedsink.data.sources import load, notes
 from fedsink.errors import CheckpointError, ConfigError, DataError
 from fedsink.pages.report_page import report_at_end
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.registry import GONE
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.recorded import cautions
 from fedsink.server.running import ServerSettings, build_generator, server_app
+from fedsink.server.starting_weights import adopt, statement_of
 from fedsink.simulation import public_start
 from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.grid import SimulationGrid, client_context
-from fedsink.simulation.public_start import SingleRuns
 from fedsink.simulation.run_settings import RunIdentity, RunSettings, node_settings
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 from fedsink.strategies.methods import settings_of
@@ -38,7 +38,7 @@ from fedsink.values import Config
 _NAMED = 8  # classes of a line on the terminal
 
 
-def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bool = False) -> Path:
+def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     """Runs a resolved configuration in a new folder.
 
     Nothing is written before the configuration, the data and the generator have been checked.
@@ -47,7 +47,6 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
         config: resolved.
         path: of the run folder.
         debug: show what clients log.
-        public: the run trains a start on public data, and its privacy.json says so.
 
     Returns:
         The run folder.
@@ -58,18 +57,27 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
     """
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
-    settings, shards = _prepared(config, folder.path, identity, public=public)
+    settings = configure(config, folder.path, identity)
+    shards = _check(settings)
+    source = settings.server.start
     stated = settings.server.strategy.stated(kind_of_noise(settings.node))
-    of_public = public_start.entry(settings.node.data) if public else {}
-    notice = None if public else settings.server.strategy.notice(stated)
-    minds = [] if public else [f"Mind: {line}" for line in cautions(stated, config)]
-    of_start = public_start.line(of_public)
-    _tell([_engine_chosen(settings), *_notes(settings), of_start, notice, *minds])
-    stated |= Configuration.of_paper(config) | of_public
+    if config.get("public") is True:
+        about = ["Public data, by public=true: the generator may be a start, at no ε."]
+        stated |= public_start.entry(settings.node.data)
+    else:
+        minds = (f"Mind: {line}" for line in cautions(stated, config))
+        about = [settings.server.strategy.notice(stated), *minds]
+    if source is not None:
+        public_start.refuse_private(source, config["data"])
+        stated |= statement_of(source)
+    _tell([_engine_chosen(settings), *_notes(settings), *about])
+    stated |= Configuration.of_paper(config)
     with folder.claimed():
         try:
             identity.create_key()
             folder.create()
+            if source is not None:
+                adopt(source, folder.path)
             folder.write(folder.partition, shards)
             folder.write(folder.privacy, stated)
             # Last, because this file makes the folder one that can be resumed.
@@ -80,7 +88,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
             identity.delete_key()
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        return _run(config, settings, folder, identity, debug)
+        return _run(settings, folder, identity, debug)
 
 
 def resume(path: Path, *, debug: bool = False) -> Path:
@@ -104,7 +112,7 @@ def resume(path: Path, *, debug: bool = False) -> Path:
             report_at_end(folder.path)
             return folder.path
         settings = configure(config, folder.path, identity)
-        return _run(config, settings, folder, identity, debug)
+        return _run(settings, folder, identity, debug)
 
 
 def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
@@ -119,6 +127,8 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
         FedsinkError: a value is unknown, out of range, or contradicts another; the message
             names the key.
     """
+    if values.get("start") == "public":  # of an earlier version
+        raise ConfigError(GONE["start=public"])
     config = Configuration.read(values)
     engine = EngineSettings.from_config(config.engine)
     strategy = settings_of(config, run.name)
@@ -136,16 +146,6 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
 
         DriverAdmission.lendable(node)
     return RunSettings(server, node, engine)
-
-
-def _single_runs(debug: bool) -> SingleRuns:
-    """The functions by which a run plays its public start."""
-
-    def settings(config: Config, path: Path) -> RunSettings:
-        return _prepared(config, path, RunIdentity.fresh(config["seed"]), public=True)[0]
-
-    begin = partial(start, debug=debug, public=True)
-    return SingleRuns(settings, begin, partial(resume, debug=debug))
 
 
 def kind_of_noise(node: NodeSettings) -> str:
@@ -187,21 +187,6 @@ def _few(names: Sequence[str], of: int, what: str) -> str:
     return f"{len(names)} of {of} classes {verb} {what}: {some}."
 
 
-def _prepared(
-    config: Config, path: Path, identity: RunIdentity, *, public: bool = False
-) -> tuple[RunSettings, dict[str, Any]]:
-    """A run's settings, and the content of its partition.json."""
-    settings = configure(config, path, identity)
-    if settings.node.data.relabel is not None and not public:
-        raise ConfigError(
-            "data.relabel belongs to public data: say start=public, public.data=… and "
-            "public.classes=…, or leave it out."
-        )
-    shards = _check(settings)
-    public_start.check(config, settings.server, _single_runs(debug=False))
-    return settings, shards
-
-
 def _check(settings: RunSettings) -> dict[str, Any]:
     """The content of partition.json; data and generator that cannot be used fail here."""
     node = settings.node
@@ -220,10 +205,8 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     }
 
 
-def _run(
-    config: Config, settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool
-) -> Path:
-    server = server_app(public_start.begin(config, settings.server, folder, _single_runs(debug)))
+def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool) -> Path:
+    server = server_app(settings.server)
     try:
         if settings.engine.name == "flower":
             from fedsink.simulation.engine import run_flower

@@ -193,6 +193,9 @@ def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Sc
     same = ("seed=7", "data.root=/elsewhere", "log=mlflow", "report.html=false", "engine=local",
             "data.download=false", "engine=ray")  # fmt: skip
     assert {hashed(override) for override in same} == {hashed()}
+    first = [f"start=$(fedsink simulate eps=inf public=true seed={n})" for n in (5, 6)]
+    assert len({hashed(), *map(hashed, first)}) == 2  # a seed is none of the configuration
+    assert hashed(first[0].replace("seed=5", "rounds=9")) != hashed(first[0])
     assert {changed(value) for value in ("strategy.p=0.4", "map.block=3")} == {hashed()}
     others = ("eps=9", "strategy.lam=6", "clients=11", "generator=conv", "view.dc=true",
               "observation.noise.std=0.1", "partition=dirichlet")  # fmt: skip

@@ -223,6 +223,8 @@ _BAD: dict[str, tuple[list[str], str]] = {
         ["simulate", "experiment=debug_inverted"],
         "experiment=debug_inverted is gone: run examples/debug_inverted.py.",
     ),
+    "public": ([*_LOCAL, "public.data=glyphs"], "public.* is gone, a start is trained by a run"),
+    "public start": ([*_LOCAL, "start=public"], "start=public is gone, train the start by a run"),
     "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
     "keep in local mode": (
         [*_LOCAL, "mode=ldp", "partition.keep=[0]"],

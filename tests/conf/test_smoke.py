@@ -33,6 +33,7 @@ VARIANTS = (
     "mnist_eps02",
     "mnist_eps1_k1000",
     "mnist_nonprivate",
+    "other_shapes",
     "shapes_from_shapes",
 )
 """Experiments made of parts that other ones here have."""

@@ -63,7 +63,7 @@ def test_guarantee_no_place_and_nothing_about_the_folder_is_stored() -> None:
         "+generator.weights=PLACE",
         "+view.a=PLACE",
     ]
-    kept = ["start=public", "engine.address=auto", "data.root=null"]
+    kept = ["start=null", "engine.address=auto", "data.root=null"]
     assert typed_words(kept, {}) == kept
 
 

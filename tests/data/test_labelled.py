@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsink.data.labelled import LabelledData, Reading, checked_records, number_of
-from fedsink.data.spec import DataSpec, Relabelling
+from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
 SPEC = DataSpec("pictures", (1, 2, 2), ("a", "b"), 3)
@@ -124,38 +124,6 @@ def test_contradictions_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         checked(values, labels, SPEC)
-
-
-def relabelled(taken: tuple[str, ...] | None) -> LabelledData:
-    values = torch.arange(6, dtype=torch.uint8).reshape(6, 1, 1, 1).expand(6, 1, 2, 2)
-    source = DataSpec("x", (1, 2, 2), ("a", "b", "c"), 6)
-    data = checked(values, torch.tensor([0, 1, 2, 0, 1, 2]), source)
-    return data.relabelled(
-        DataSpec("x", (1, 2, 2), ("p", "q"), 6, relabel=Relabelling(source.classes, taken))
-    )
-
-
-def test_public_classes_stand_for_those_of_the_run_and_others_are_left_out() -> None:
-    data = relabelled(("c", "a"))
-    assert data.values[:, 0, 0, 0].tolist() == [0, 2, 3, 5]
-    assert data.labels.tolist() == [1, 0, 1, 0]
-
-
-def test_without_a_choice_labels_are_random_and_the_same_every_time() -> None:
-    data = relabelled(None)
-    assert len(data) == 6
-    assert data.labels.tolist() == relabelled(None).labels.tolist()
-    source = DataSpec("x", (1,), ("a",), 10_000)
-    many = checked(torch.zeros(10_000, 1), torch.zeros(10_000, dtype=torch.int64), source)
-    spec = DataSpec("x", (1,), ("p", "q"), 1, relabel=Relabelling(("a",)))
-    assert 4750 < int(many.relabelled(spec).labels.sum()) < 5250  # 5 standard deviations
-
-
-def test_a_class_without_public_records_is_named() -> None:
-    data = checked(torch.zeros(1, 1), torch.tensor([0]), DataSpec("x", (1,), ("a", "b"), 1))
-    spec = DataSpec("x", (1,), ("p", "q"), 1, relabel=Relabelling(("a", "b"), ("a", "b")))
-    with pytest.raises(DataError, match="x: the public data hold no record of 'b'"):
-        data.relabelled(spec)
 
 
 def test_the_number_of_a_name_is_fixed_for_ever() -> None:

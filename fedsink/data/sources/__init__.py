@@ -11,7 +11,6 @@ torch.Size([100, 2])
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -69,9 +68,7 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
     """
     if (spec, split) in _GIVEN:
         return _GIVEN[spec, split]
-    read, relabel = SOURCES.find(spec.name), spec.relabel
-    if relabel is not None:
-        return load(replace(spec, classes=relabel.classes, relabel=None), split).relabelled(spec)
+    read = SOURCES.find(spec.name)
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")
     try:

@@ -1,6 +1,6 @@
 """Digits and letters rendered from the fonts that matplotlib ships: public by construction.
 
-A generator can be trained on them before it meets private data (`start=public`). No hand wrote
+A generator can be trained on them before it meets private data (`start=DIR`). No hand wrote
 them, and no file is downloaded.
 """
 
