@@ -1,4 +1,4 @@
-"""Charts of pages: lines over rounds, drawn once for a light page and once for a dark page."""
+"""Charts of pages: lines over rounds, in colours that follow the page's scheme, light or dark."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsink.pages.page import data_uri
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 736, 300  # of a chart, in CSS pixels
 AT_MOST = 400  # points of a line; a longer line shows the means of as many parts
 _DECADES = 30.0  # smallest ratio of numbers for a logarithmic axis
 _DOTS = 96
-_LIGHT = {"ink": "#1b1f24", "soft": "#555d68", "rule": "#d5d9df"}
-_DARK = {"ink": "#e6e9ed", "soft": "#a3acb8", "rule": "#383e47"}
+# On a light page, and on a dark one.
+_INK, _SOFT, _RULE = ("#1b1f24", "#e6e9ed"), ("#555d68", "#a3acb8"), ("#d5d9df", "#383e47")
 # Distinct to people who see colours differently, and by the dashes in print.
 _COLOURS = (
     ("#1a56a8", "#86b7ff"),
@@ -57,17 +54,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as two SVG pictures, in data URIs.
+    """A chart as an SVG picture.
 
     Attributes:
-        light, dark: for a page of that colour scheme.
+        source: the data URI.
         alt: the content in words, for readers who do not see it.
         caption: the text below it.
         width, height: in CSS pixels.
     """
 
-    light: str
-    dark: str
+    source: str
     alt: str
     caption: str
     width: int = WIDTH
@@ -95,11 +91,10 @@ def line_chart(
     shown = [line.thinned() for line in lines]
     known = [y for line in shown for y in line.y if y is not None]
     log = log and bool(known) and 0 < _DECADES * min(known) < max(known)
-    light, dark = (_svg(shown, across, up, theme, log=log) for theme in (_LIGHT, _DARK))
-    return Chart(data_uri(light, "image/svg+xml"), data_uri(dark, "image/svg+xml"), alt, caption)
+    return Chart(data_uri(_svg(shown, across, up, log), "image/svg+xml"), alt, caption)
 
 
-def _svg(lines: Sequence[Line], across: str, up: str, theme: dict[str, str], *, log: bool) -> bytes:
+def _svg(lines: Sequence[Line], across: str, up: str, log: bool) -> bytes:
     # matplotlib's import takes most of a second, and pyplot's longer: nothing here needs that.
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -121,36 +116,36 @@ def _svg(lines: Sequence[Line], across: str, up: str, theme: dict[str, str], *, 
             axes.plot(
                 line.x,
                 [math.nan if y is None else y for y in line.y],
-                color=_COLOURS[index % len(_COLOURS)][theme is _DARK],
+                color=_COLOURS[index % len(_COLOURS)][0],
                 linestyle=_DASHES[index // 2 % len(_DASHES)] if len(lines) > 1 else "-",
                 linewidth=1.8,
                 label=line.name,
                 marker="o" if len(line.x) == 1 else "",
             )
-        _dress(axes, theme)
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.spines["bottom"].set_color(_RULE[0])
+        axes.grid(axis="y", color=_RULE[0], linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=_SOFT[0], length=0)
+        axes.set_xlabel(across, color=_SOFT[0])
+        axes.set_ylabel(up, color=_SOFT[0])
         if log:
             axes.set_yscale("log")
         if len(lines) > 1:
-            legend = axes.legend(frameon=False, labelcolor=theme["ink"])
+            legend = axes.legend(frameon=False, labelcolor=_INK[0])
             for text in legend.get_texts():
                 text.set_parse_math(False)  # a name may hold dollars
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return buffer.getvalue()
-
-
-def _dress(axes: Axes, theme: dict[str, str]) -> None:
-    """Gives axes a grid of thin horizontal rules and no frame."""
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(theme["rule"])
-    axes.grid(axis="y", color=theme["rule"], linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=theme["soft"], length=0)
-    axes.xaxis.label.set_color(theme["soft"])
-    axes.yaxis.label.set_color(theme["soft"])
+    svg = buffer.getvalue().decode()
+    pairs = (_INK, _SOFT, _RULE, *_COLOURS)
+    for light, _ in pairs:
+        svg = svg.replace(f": {light}", f": var(--{light[1:]})")
+    schemes = [";".join(f"--{pair[0][1:]}:{pair[dark]}" for pair in pairs) for dark in (0, 1)]
+    media = "@media screen and (prefers-color-scheme: dark)"
+    sheet = f":root{{{schemes[0]}}}{media}{{:root{{{schemes[1]}}}}}</style>"
+    return svg.replace("</style>", sheet, 1).encode()
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
