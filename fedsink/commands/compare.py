@@ -32,10 +32,9 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         raise ConfigError("run= is missing; fedsink compare --help says what to give.")
 
     from fedsink.pages.compare_page import NAME, Comparison
-    from fedsink.pages.run_groups import Compared
 
     named: list[str] = keys["run"]
-    comparison = Comparison(Compared.of(named))
+    comparison = Comparison.of(named)
     place = Path(named[0]).expanduser() if len(named) == 1 else Path()
     out = Path(keys["out"]).expanduser() if keys.get("out") else place / NAME
     comparison.write(out.resolve())

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fedsink.pages.compare_page import Comparison
-from fedsink.pages.run_groups import Compared
 
 from ..support.browser import DARK, LIGHT, browser, complaints, measured, printed, screenshot
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.slow
 def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     browser()
     path = tmp_path_factory.mktemp("page") / "compare.html"
-    Comparison(Compared.of(sorted(runs.iterdir()))).write(path)
+    Comparison.of(sorted(runs.iterdir())).write(path)
     return path
 
 
