@@ -21,10 +21,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from result_protocol import standing  # noqa: E402
-from result_rows import CLASSIFIERS, declared, markdown, marker, mean, measured, rendered  # noqa: E402
+from result_rows import (  # noqa: E402
+    CLASSIFIERS,
+    declared,
+    markdown,
+    marker,
+    mean,
+    measured,
+    published,
+    rendered,
+)
 
 from fedsink.errors import ConfigError  # noqa: E402
-from fedsink.pages.evaluation_tables import published  # noqa: E402
 
 MEASURED_AT = "cpu"
 

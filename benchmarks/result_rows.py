@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from result_protocol import standing, start_of
 
 from fedsink.errors import ConfigError
-from fedsink.pages.evaluation_tables import Published, published
+from fedsink.pages.page import MISSING
 
 ROWS = Path(__file__).with_name("rows.yaml")
 Record = dict[str, Any]
@@ -42,11 +43,46 @@ HELD_OUT = 100
 
 
 @dataclass(frozen=True)
+class Published:
+    """Figures that a paper prints, in percent.
+
+    Attributes:
+        paper, table, variant: the source, and the paper's name of the method.
+        data: fedsink's name of the dataset.
+        eps, delta: stated by the paper; None without privacy.
+        accuracy: by classifier; None where the paper prints none.
+    """
+
+    paper: str
+    table: str
+    variant: str
+    data: str
+    eps: float | None
+    delta: float | None
+    accuracy: Mapping[str, float | None]
+
+    @property
+    def triple(self) -> str:
+        """Figures side by side, with as many decimals as the paper has."""
+        return " / ".join(MISSING if v is None else str(v) for v in self.accuracy.values())
+
+
+@cache
+def published() -> dict[str, Published]:
+    """Reads all entries of published.yaml, by key."""
+    entries = yaml.safe_load(ROWS.with_name("published.yaml").read_text())
+    return {
+        key: Published(accuracy=dict(zip(CLASSIFIERS, entry.pop("figures"), strict=True)), **entry)
+        for key, entry in entries.items()
+    }
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of a table: an experiment, the papers' figures, and the keys of its evaluation.
 
     Attributes:
-        published: entries of fedsink/pages/published.yaml.
+        published: entries of published.yaml.
         evaluate: keys of `fedsink evaluate` beyond the run's, such as observation=false; rows that
             differ only in them share their runs.
         seeds: those that the row shows; none named: all below `HELD_OUT`.

@@ -16,7 +16,6 @@ from fedsink.deployment.results import is_public
 from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.evaluation_tables import (
     accuracy_table,
-    comparison_note,
     figure_table,
     measured,
 )
@@ -149,7 +148,6 @@ def report_page(run: RecordedRun) -> bytes:
         grids=_grids(run, data),
         points=len(data.shape) == 1,
         accuracy=accuracy_table(run),
-        comparison_note=comparison_note(run),
         figures=figure_table(run),
         measured=measured(run),
         seed=config.get("seed"),

@@ -139,6 +139,15 @@ def test_a_table_goes_between_its_markers_and_nothing_else_changes(script: Scrip
             rows.rendered(broken, "x", "new")
 
 
+def test_an_entry_names_its_source_and_has_a_figure(script: Script) -> None:
+    for key, entry in script("result_rows").published().items():
+        assert all((entry.paper, entry.table, entry.variant, entry.data)), key
+        known = [value for value in entry.accuracy.values() if value is not None]
+        assert known, key
+        assert all(40 < value < 100 for value in known), key
+        assert (entry.eps is None) == (entry.delta is None), key
+
+
 def test_several_papers_stand_beside_one_row_and_a_miss_is_bold(
     script: Script, tmp_path: Path
 ) -> None:

@@ -179,28 +179,6 @@ def test_the_most_telling_evaluation_is_shown(begin: Begin) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.quick("10-True")
-@pytest.mark.parametrize(("eps", "told"), [("10", True), ("3", False)])
-def test_published_rows_stand_beside_runs_at_their_epsilon(
-    begin: Begin, eps: str, told: bool
-) -> None:
-    folder = begin("mode=central", "data=mnist", f"eps={eps}")
-    folder.write(folder.path / "evaluation.json", EVALUATION)
-    seen = _page(folder).seen
-    assert ("DP-Sinkhorn, m = 1 (Cao et al. 2021, Table 1)" in seen) is told
-    assert ("97.0 % 83.2 % 80.0 % 98.1 %" in seen) is told
-
-
-@pytest.mark.medium
-def test_a_run_whose_unit_is_a_client_has_no_papers_beside_it(begin: Begin) -> None:
-    folder = begin("mode=central", "data=mnist", "adjacency=client", "clip=batch")
-    folder.write(folder.path / "evaluation.json", EVALUATION)
-    seen = _page(folder).seen
-    assert "Papers' figures at this ε and δ are left out" in seen
-    assert "Cao et al." not in seen
-
-
-@pytest.mark.medium
 def test_the_epsilon_behind_a_shuffler_stands_with_its_delta(begin: Begin) -> None:
     folder = begin("mode=ldp", "eps=3", "shuffler=trusted", "shuffler_delta=2e-7")
     assert "at another δ: 2e-7" in _page(folder).seen
