@@ -97,7 +97,8 @@ class Runs:
         if (done := self.known(arguments, evaluate)) is not None:
             return done
         run, start = self._place(arguments), start_of(arguments)[1]
-        spent, first = {"seconds": 0.0, "killed": False}, None
+        spent: dict[str, Any] = {"seconds": 0.0, "killed": False}
+        first: str | None = None
         if start is not None:
             source = self._place([*start, f"seed={seed}"])
             spent = self._simulate(source, [*start, f"seed={seed}"])

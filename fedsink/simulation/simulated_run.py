@@ -62,7 +62,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     source = settings.server.start
     stated = settings.server.strategy.stated(kind_of_noise(settings.node))
     if config.get("public") is True:
-        about = ["Public data, by public=true: the generator may be a start, at no ε."]
+        about: list[str | None] = ["Public data, by public=true: the generator may be a start."]
         stated |= public_start.entry(settings.node.data)
     else:
         minds = (f"Mind: {line}" for line in cautions(stated, config))
