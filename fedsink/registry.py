@@ -32,9 +32,10 @@ GONE = {
     "local mode eps=35) with the other keys of this run, and then start=DIR with the folder that "
     "it prints.",
     **{
-        f"public.{key}": f"public.{key} is gone: a start is trained by a run of its own, whose data, "
-        "classes and rounds it takes, fedsink simulate public=true data.name=… eps=inf clients=1 (in "
-        "the local mode eps=35), and then start=DIR with the folder that it prints."
+        f"public.{key}": f"public.{key} is gone: a start is trained by a run of its own, whose "
+        "data, classes and rounds it takes, fedsink simulate public=true data.name=… "
+        "data.nominal_records=… eps=inf clients=1 (in the local mode eps=35), and then start=DIR "
+        "with the folder that it prints."
         for key in ("data", "root", "classes", "rounds")
     },
     "data.relabel": "data.relabel is gone: data.classes names the classes of public data, in the "
