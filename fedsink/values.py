@@ -18,7 +18,6 @@ from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
-from fedsink import __version__
 from fedsink.errors import ConfigError, FedsinkError, PrivacyError
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ def check_format(what: str, found: object, *known: int, error: type[FedsinkError
     """
     if str(found) not in map(str, known):
         raise error(
-            f"{what} is of format {str(found)[:20]}, and fedsink {__version__} reads "
+            f"{what} is of format {str(found)[:20]}, and this fedsink reads "
             f"{' and '.join(map(str, known))}: use a fedsink that reads it, or restore it if it "
             "was changed."
         )

@@ -179,7 +179,7 @@ def test_a_critics_state_of_another_format_is_not_trained_anew(
     before = [path.read_bytes() for path in states]
     code, _, _ = fedsink("simulate resume=gs_wgan")
     assert code == 1
-    assert "is of format 2, and fedsink" in caplog.text
+    assert "is of format 2, and this fedsink" in caplog.text
     assert [path.read_bytes() for path in states] == before
 
 
@@ -283,7 +283,7 @@ def test_an_unknown_format_is_refused_and_never_read_as_empty(
     if number is None:  # as earlier versions wrote it
         assert kind(tmp_path, None)
         return
-    with pytest.raises(FedsinkError, match=rf"is of format {number}, and fedsink") as refused:
+    with pytest.raises(FedsinkError, match=rf"is of format {number}, and this fedsink") as refused:
         kind(tmp_path, number)
     assert "use a fedsink that reads it, or restore it" in str(refused.value)
     if kind in (state, reply, session, ledger):
