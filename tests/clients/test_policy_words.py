@@ -226,11 +226,11 @@ def test_a_statement_tells_the_rule_that_was_charged(tmp_path: Path, make_reques
 
 
 def test_every_word_is_changed() -> None:
-    """All but the folder of the state, which is the node's whole memory, and what names keys."""
+    """All but the state's folder, the node's whole memory, what names keys, and the format."""
     tables = {"data", "state", "noise", "budget", "allow", "operators", "aggregation"}
     changed = {part for word, value, _ in CHANGES for part in (*word.split("."), *_keys(value))}
     words = {*WORDS, *(key for name in ANSWERS.own for key in ANSWERS[name].limits)}
-    assert words - changed - tables == {"folder", "authority", "certificate"}
+    assert words - changed - tables == {"folder", "authority", "certificate", "format"}
 
 
 def _keys(value: Any) -> list[str]:

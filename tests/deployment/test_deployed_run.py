@@ -66,7 +66,7 @@ class Nodes(LocalGrid):
             config: dict[str, Any] = {
                 "policy": str(path), "partition-id": number, "num-partitions": 2,
             }  # fmt: skip
-            self._contexts[number] = Context(1, node_of(number), config, RecordDict(), {})
+            self._cohort._contexts[number] = Context(1, node_of(number), config, RecordDict(), {})
 
     def execute(self, messages: Sequence[Message]) -> list[Message]:
         self.asked += [message.metadata.message_type for message in messages]

@@ -65,7 +65,7 @@ def test_every_colour_comes_from_the_schemes() -> None:
 def test_a_narrow_screen_loses_no_column() -> None:
     """Rows of three cells and more are stacked there, each cell beside the name of its column."""
     table = PageTable(["client", "replies", "ε"], [["clients 0–9, each", "3,000", "10"]])
-    parts = page._environment().get_template("parts.html.j2").module
+    parts = page.environment().get_template("parts.html.j2").module
     text = str(parts.table(table))  # type: ignore[attr-defined]
     assert '<table class="rows">' in text
     assert re.findall(r'<td data-column="([^"]*)"[^>]*>([^<]*)', text) == [
@@ -86,7 +86,7 @@ def template(monkeypatch: pytest.MonkeyPatch) -> str:
         '{% extends "base.html.j2" %}{% block main %}<p title="{{ value }}">{{ value }}</p>'
         "{% endblock %}"
     )
-    usual: Environment = page._environment()
+    usual: Environment = page.environment()
     assert usual.loader is not None
     loader = ChoiceLoader([DictLoader({"test.html": text}), usual.loader])
     monkeypatch.setattr(usual, "loader", loader)
