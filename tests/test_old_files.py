@@ -238,9 +238,12 @@ def server_state(folder: Path, number: int | None) -> object:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
-    del header["__metadata__"]["format"]
-    if number is not None:
-        header["__metadata__"]["format"] = str(number)
+    stated = header["__metadata__"]
+    del stated["format"]
+    if number is None:
+        stated["sha256"] = checkpoint._digest(TENSORS, "", stated["values"])
+    else:
+        stated["format"] = str(number)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
     return checkpoint.load(folder)[1] == {"round": 1}

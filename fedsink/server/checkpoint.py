@@ -49,8 +49,8 @@ def load_uploads(folder: Path) -> dict[str, Tensor]:
     return _read(path)[0] if path.is_file() else {}
 
 
-def _digest(tensors: dict[str, Tensor], text: str) -> str:
-    state = hashlib.sha256(text.encode())
+def _digest(tensors: dict[str, Tensor], number: str, text: str) -> str:
+    state = hashlib.sha256((number + text).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         state.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
@@ -61,9 +61,9 @@ def _digest(tensors: dict[str, Tensor], text: str) -> str:
 def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     from safetensors.torch import save as to_bytes
 
-    text = json.dumps(values, sort_keys=True)
+    number, text = str(FORMAT), json.dumps(values, sort_keys=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"format": str(FORMAT), "values": text, "sha256": _digest(plain, text)}
+    metadata = {"format": number, "values": text, "sha256": _digest(plain, number, text)}
     write_atomic(path, to_bytes(plain, metadata))
 
 
@@ -77,10 +77,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            check_format(str(path), metadata.get("format", 1), FORMAT, error=CheckpointError)
+            number = metadata.get("format", "")  # of before there were formats
+            check_format(str(path), number or 1, FORMAT, error=CheckpointError)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text = metadata["values"]
-        intact = metadata["sha256"] == _digest(tensors, text)
+        intact = metadata["sha256"] == _digest(tensors, number, text)
     except (SafetensorError, OSError, KeyError) as error:
         raise CheckpointError(f"{path} is not a readable checkpoint: {error}.") from error
     if not intact:

@@ -343,7 +343,8 @@ def test_a_run_with_a_quorum_ends_without_an_absent_node(
 def test_results_that_are_too_large_for_a_log_are_named(
     folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsink.deployment.results.MOST_BYTES", 10_000)
+    monkeypatch.setattr("fedsink.deployment.results.CHUNK", 10_000)
+    monkeypatch.setattr("fedsink.deployment.results.MOST_FRAMES", 1)
     submitter = Submitter()
     with pytest.raises(TransferError):
         run_deployed(grid(), submitted(*LOCAL), submitter)

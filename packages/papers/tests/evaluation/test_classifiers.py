@@ -140,7 +140,7 @@ def test_our_networks_are_stopped_only_by_their_hold_out():
     lines: list[str] = []
     trainers("ours")["cnn"](images, labels, classes=3, seed=0, report=lines.append)
     assert f"of at most {MAX_EPOCHS}," in lines[0]
-    assert re.search(r", at most \d+:\d\d left$", lines[0])
+    assert re.search(r", at most .+ left$", lines[0])
     assert PATIENCE < len(lines) < MAX_EPOCHS / 2
 
 
