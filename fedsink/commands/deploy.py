@@ -31,7 +31,7 @@ Usage: fedsink deploy app=DIR superlink=NAME [name=NAME] [folder=DIR] [group=cho
 All other keys are those of fedsink simulate, except what each node's owner decides: data.root,
 data.clients_file, seed, noise.backend and policy. Of noise, share,
 tolerate_dropouts and bits act; of engine, wait, round_timeout, ask_again and timeout
-(docs/missing-nodes.md).
+(docs/deploy.md).
 
 Examples:
   fedsink deploy app=deploy superlink=lab mode=central clients=2 rounds=600 eps=5 \\

@@ -263,7 +263,7 @@ LIMITS: dict[str, int] = {
 # machines, files that cannot be downloaded, and hours are all that a machine of ours lacks.
 NO_SCENE: dict[str, tuple[str, ...]] = {
     "docs/cluster.md": ("machines",),
-    "docs/dpimagebench.md": ("GPU",),
+    "docs/papers.md": ("GPU",),
     "docs/experiments.md": ("hours", "files"),
     "docs/engines.md": ("GPU",),
     "docs/gs_wgan.md": ("files",),

@@ -35,7 +35,7 @@ LEFT_OUT = 1 / 12
 DROPOUT = 0.3
 NAMES = ("resnet", "wrn", "resnext")
 CORE_SECONDS = 0.013 + 0.053 + 0.235
-"""Of one core for a picture of 28×28 in an epoch of all three networks (docs/dpimagebench.md)."""
+"""Of one core for a picture of 28×28 in an epoch of all three networks (docs/papers.md)."""
 
 
 class SelectedByNoisedCounts:
