@@ -350,11 +350,12 @@ from fedsink.clients.runner_process import RunnerProcess
 process = RunnerProcess({"policy": sys.argv[1], "partition-id": 0, "num-partitions": 1})
 answers_for_ever = '''
 import time
+from multiprocessing import Pipe
 from fedsink.clients import runner
 from fedsink.clients.runner_process import _work
 
-runner.opened = lambda: time.sleep(600)
-_work(None, "opened")
+runner.opened = lambda sleep=time.sleep: sleep(600)
+_work(Pipe()[1], "opened")
 '''
 fork = get_context("forkserver").Process(target=exec, args=(answers_for_ever,))
 fork.start()
@@ -370,9 +371,10 @@ def test_runner_and_fork_end_with_the_process_that_started_them(home: Path) -> N
     assert owner.stdout is not None
     pids = [int(word) for word in owner.stdout.readline().split()]
     time.sleep(1)
+    assert len(pids) == 2
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     owner.kill()
     owner.communicate(timeout=60)
-    assert len(pids) == 2
     assert all(gone(pid) for pid in pids)
 
 
@@ -436,7 +438,8 @@ def test_a_client_that_does_not_exist_is_refused_at_the_start(home: Path) -> Non
 def test_a_runner_that_cannot_answer_says_why(at_start: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"import sys, threading\n{at_start}\n")
     code = "from fedsink.clients.runner_process import RunnerProcess as R; R({})"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
     assert said in done.stderr
