@@ -44,7 +44,7 @@ def read_json(text: str | bytes) -> Any:
 def check_format(what: str, found: object, *known: int, error: type[FedsinkError]) -> None:
     """Refuses what is of another format than this fedsink reads; none of it counts as empty.
 
-    What states no format is of format 1: earlier versions wrote none.
+    A missing number counts as 1: earlier versions wrote none.
     """
     if str(found) not in map(str, known):
         raise error(

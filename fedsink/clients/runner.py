@@ -1,4 +1,4 @@
-"""What answers beside a real node's data, in forks of one prepared process.
+"""The answers beside a real node's data, given in forks of one prepared process.
 
 Importing this prepares that process: multiprocessing's fork server (`clients/runner_process.py`)
 does so once, and nothing else does.

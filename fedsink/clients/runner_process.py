@@ -26,7 +26,7 @@ SURROUNDINGS = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "PYTHONSAFEPATH": "1",
 }
-"""What the environment says before a runner starts."""
+"""Variables of the environment in which a runner starts."""
 
 
 class RunnerProcess:

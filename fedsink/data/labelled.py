@@ -87,7 +87,7 @@ class LabelledData:
             return cls(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
     def repeated(self) -> int:
-        """How many records are equal to an earlier one, bit by bit."""
+        """The number of records that are equal to an earlier one, bit by bit."""
         rows = self.values.flatten(1).numpy()
         return len(self) - len({hash(row.tobytes()) for row in rows})
 

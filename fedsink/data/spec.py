@@ -102,5 +102,5 @@ class DataSpec:
 
 
 def _is_list(values: object, *kinds: type) -> bool:
-    """Whether a value is a list of these types; True and False are no numbers."""
+    """Tells a list of values of these types; True and False are no numbers."""
     return isinstance(values, list | tuple) and all(type(value) in kinds for value in values)

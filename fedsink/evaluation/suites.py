@@ -56,7 +56,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassifierSet:
-    """What a value of `classifiers` stands for.
+    """The classifiers that a value of `classifiers` stands for, and their defaults.
 
     Attributes:
         choose: the real training images, a seed and ε to the classifiers.

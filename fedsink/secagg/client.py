@@ -110,7 +110,7 @@ class ClientSession:
           it holds no secret except the shares that it gave to the server.
         - Malformed bytes raise MalformedTripError.
 
-    What a trip refuses, it refuses by an error of `refusals`.
+    A trip refuses by an error of `refusals`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a simulation says of public data, and the starts that it refuses."""
+"""The statement of a simulation on public data, and the starts that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the losses of both modes have in common, and how a package adds one.
+"""The common part of both modes' losses, and the way a package adds one.
 
 mode=ldp: `strategy.loss` names a `LocalLoss`, the server's loss on privatized records.
 mode=central: `strategy.self_term` names a `SelfTerm`, the server's half of a loss; nodes answer the
