@@ -40,11 +40,12 @@ def two_products(x: Tensor, y: Tensor) -> Tensor:
     return squared + torch.cdist(x, y, p=1.0)
 
 
-def loss(cost: object, lam: float = LAMBDA, scaling: float = 0.5) -> SamplesLoss:
+def loss(
+    cost: object, lam: float = LAMBDA, scaling: float = 0.5, *, debias: bool = False
+) -> SamplesLoss:
     """W_λ with the annealed schedule; GeomLoss' p = 1 makes `blur` λ in units of cost."""
-    return SamplesLoss(
-        "sinkhorn", p=1, blur=lam, scaling=scaling, debias=False, cost=cost, backend="tensorized"
-    )
+    options = {"p": 1, "blur": lam, "scaling": scaling, "debias": debias, "cost": cost}
+    return SamplesLoss("sinkhorn", backend="tensorized", **options)
 
 
 def gradient(value: Tensor, at: Tensor) -> Tensor:

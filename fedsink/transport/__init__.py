@@ -27,6 +27,7 @@ from fedsink.transport.costs import (
     cost_named,
 )
 from fedsink.transport.losses import (
+    SinkhornLoss,
     TransportGradient,
     batch_gradients,
     potential,
@@ -51,6 +52,7 @@ __all__ = [
     "FixedSolver",
     "GroundCost",
     "Mixed",
+    "SinkhornLoss",
     "Solution",
     "Solver",
     "SquaredEuclidean",

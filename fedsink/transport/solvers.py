@@ -19,6 +19,7 @@ from fedsink.transport.iterations import (
     SoftMinimum,
     iterate_potentials,
     iterate_scalings,
+    iterate_symmetric,
 )
 from fedsink.transport.problem import Points, Problem, Solution, Solver, Weights, bounded, prepare
 
@@ -37,6 +38,7 @@ def solve(
     log_a: Weights = None,
     log_b: Weights = None,
     domain: Domain = "auto",
+    symmetric: bool = False,
 ) -> Solution:
     """Returns potentials of W(a, b) = min_π ⟨C, π⟩ + λ·KL(π ‖ a⊗b) for each problem.
 
@@ -63,6 +65,8 @@ def solve(
         domain: "exp" multiplies by a kernel (fast, for λ ≥ range of C / 1000; it continues
             in the log domain where it would lose precision), "log" works for every λ, and begins
             with a falling λ where λ is below that limit; "auto" chooses by λ.
+        symmetric: True for a measure with itself, C = Cᵀ and a = b: then g = f, and an iteration is
+            f ← f/2 − λ/2·LSE_j(log a_j + (f_j − C_ij)/λ), in the log domain.
 
     Raises:
         ValueError: for invalid input, with the value received.
@@ -76,7 +80,10 @@ def solve(
         raise ValueError(f'The domain must be "auto", "log" or "exp", got "{domain}".')
     problem = prepare(cost_matrix, lam, log_a, log_b)
     begins = [_beginning(problem.lam, span, domain) for span in problem.cost_range.tolist()]
-    if len(set(begins)) == 1:
+    if symmetric:
+        softmin, state = SoftMinimum(problem), SinkhornState.begin(problem)
+        state = iterate_symmetric(softmin, state, max_iterations, tolerance)
+    elif len(set(begins)) == 1:
         state = _iterated(problem, begins[0], max_iterations, tolerance)
     else:
         state = SinkhornState.begin(problem)
@@ -131,9 +138,12 @@ class ConvergedSolver:
     def __call__(
         self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Returns the converged solution; the points are not read."""
+        """Returns the converged solution; of the points it reads whether they are one cloud."""
         limits = self.max_iterations, self.tolerance
-        return solve(cost, lam, *limits, log_a=log_a, log_b=log_b, domain=self.domain)
+        symmetric = points[0] is points[1] and log_a is log_b
+        return solve(
+            cost, lam, *limits, log_a=log_a, log_b=log_b, domain=self.domain, symmetric=symmetric
+        )
 
 
 @dataclass(frozen=True)

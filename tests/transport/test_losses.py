@@ -3,18 +3,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
 from geomloss import SamplesLoss
 from torch import Tensor
 
+from fedsink.errors import ConfigError
+from fedsink.privacy import GaussianMechanism, LaplaceMechanism, LocalMechanism, Stream
 from fedsink.transport import (
     L1,
     AnnealedSolver,
     ConvergedSolver,
     GroundCost,
     Mixed,
+    SinkhornLoss,
     SquaredEuclidean,
     batch_gradients,
     cost_named,
@@ -242,3 +246,104 @@ def test_clouds_that_have_no_assignment_are_refused() -> None:
         assignment_gradient(x, y[:4], cost_named("l1"))
     with pytest.raises(ValueError, match="finite costs"):
         assignment_gradient(x * torch.nan, y, cost_named("l1"))
+
+
+EXACT = ConvergedSolver(max_iterations=2000, tolerance=1e-12)
+
+
+def pair(*batch: int) -> tuple[Tensor, Tensor]:
+    """Two clouds of doubles, of 5 and 6 points in three dimensions."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = (
+        torch.randn(*batch, n, 3, dtype=torch.float64, generator=generator).requires_grad_()
+        for n in (5, 6)
+    )
+    return x, y
+
+
+@pytest.mark.parametrize("debias", [False, True])
+@pytest.mark.parametrize("cost", ["squared_l2", "l1", Mixed(0.5)])
+def test_the_loss_has_the_gradient_of_finite_differences(
+    cost: str | GroundCost, debias: bool
+) -> None:
+    loss = SinkhornLoss(cost, lam=1.0, debias=debias, solver=EXACT)
+    assert torch.autograd.gradcheck(loss, pair(2), eps=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("debias", [False, True])
+def test_the_loss_is_that_of_geomloss(debias: bool, batch: tuple[int, ...]) -> None:
+    def absolute(a: Tensor, b: Tensor) -> Tensor:
+        return (a.unsqueeze(-2) - b.unsqueeze(-3)).abs().sum(-1)
+
+    options = {"blur": 0.8, "scaling": 0.99, "debias": debias}
+    half = SamplesLoss("sinkhorn", p=2, **options)
+    x, y = pair(*batch)
+    for reference, cost, lam, factor in (
+        (half, "squared_l2", 2 * 0.8**2, 2.0),
+        (SamplesLoss("sinkhorn", p=1, cost=absolute, **options), "l1", 0.8, 1.0),
+    ):
+        expected = factor * reference(x, y)
+        value = SinkhornLoss(cost, lam=lam, debias=debias, solver=EXACT)(x, y)
+        torch.testing.assert_close(value, expected.reshape(batch), rtol=5e-3, atol=0.0)
+        theirs, ours = (torch.autograd.grad(v.sum(), (x, y)) for v in (expected, value))
+        for field, known in zip(ours, theirs, strict=True):
+            assert (field - known).norm() < 0.02 * known.norm()
+
+
+def test_equal_clouds_have_no_divergence_and_one_that_needs_no_gradient_gets_none() -> None:
+    x, y = pair()
+    loss = SinkhornLoss(lam=1.0, solver=EXACT)
+    assert abs(loss(x, x.detach()).item()) < 1e-9
+    loss(x, y.detach()).backward()
+    assert x.grad is not None
+    assert y.grad is None
+    [first] = torch.autograd.grad(loss(x, y), x, create_graph=True)
+    assert not first.requires_grad  # there is no second derivative
+
+
+@pytest.mark.parametrize(
+    "mechanism", [LaplaceMechanism(2.0, 6.0), GaussianMechanism(2.0, 6.0, 1e-5)]
+)
+def test_the_loss_of_a_mechanism_finds_the_records_behind_its_noise(
+    mechanism: LocalMechanism,
+) -> None:
+    loss = SinkhornLoss.matched_to(mechanism)
+    assert not loss.debias
+    private = torch.tensor([[-1.0], [1.0]]).repeat(1000, 1)
+    noisy = mechanism.privatize(private, Stream(b"noise"))
+    # Theorem 1: of all spreads ±s of the generated points, that of the records is the least.
+    spreads = torch.linspace(0.2, 2.0, 19)
+    values = [float(loss(spread * private[:200], noisy)) for spread in spreads]
+    assert abs(float(spreads[values.index(min(values))]) - 1.0) < 0.25
+
+
+X, Y = torch.zeros(2, 3), torch.ones(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (X[0], Y, "x must be a cloud"),
+        (X, Y[:0], "y must be a cloud"),
+        (X, Y[:, :2], "must agree"),
+        (X, Y.expand(2, 4, 3), "must agree"),
+        (X, Y.double(), "float64"),
+        (X.half(), Y.half(), "float16: convert"),
+        (X.long(), Y, "x must be float32"),
+        (X, Y / 0 * 0, "y must be finite"),
+        (X / 0, Y, "x must be finite"),
+        (X, Y.to("meta"), "on one device.*float32 on meta"),
+    ],
+)
+def test_clouds_that_do_not_fit_are_named(x: Tensor, y: Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SinkhornLoss(lam=1.0)(x, y)
+
+
+@pytest.mark.parametrize("lam", [0, -1.0, float("nan"), float("inf"), "1"])
+def test_a_lambda_that_is_none_is_named(lam: Any) -> None:
+    with pytest.raises(ValueError, match=r"lam is λ.*received .*lam=2\*b\*\*2"):
+        SinkhornLoss(lam=lam)
+    with pytest.raises(ConfigError, match=r"l2.*squared_l2"):
+        SinkhornLoss("l2", lam=1.0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import L1, SquaredEuclidean, iterations, solve
+from fedsink.transport import L1, ConvergedSolver, SquaredEuclidean, iterations, solve
 from fedsink.transport.problem import prepare
 
 from ..support.clouds import cloud
@@ -407,3 +407,22 @@ def test_where_nothing_costs_anything_potentials_are_zero() -> None:
         assert bool(solution.converged)
         assert not solution.f.any()
         assert not solution.g.any()
+
+
+@pytest.mark.parametrize("lam", [0.01, 0.3, 10.0])
+def test_a_measure_with_itself_has_one_potential_within_few_iterations(lam: float) -> None:
+    x = torch.randn(2, 12, 2, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    log_a = torch.rand(2, 12, dtype=torch.float64).log_softmax(-1)
+    cost, options = SquaredEuclidean()(x, x), {"tolerance": 1e-10, "log_a": log_a, "log_b": log_a}
+    own = solve(cost, lam, symmetric=True, **options)
+    assert bool(own.converged.all())
+    assert torch.equal(own.f, own.g)
+    assert int(own.iterations.max()) < 60
+    assert float(own.marginal_error.max()) < 1e-9
+    longer = solve(cost, lam, 2000, **options)
+    assert bool(((own.dual_cost - longer.dual_cost).abs() < 1e-7)[longer.converged].all())
+    assert lam < 0.3 or bool(longer.converged.all())
+    solver = ConvergedSolver(tolerance=1e-10)
+    assert torch.equal(solver(cost, lam, (x, x), log_a, log_a).f, own.f)
+    other = solver(cost, lam, (x, x), log_a, None)  # one cloud, and two measures on it
+    assert float((other.f - other.g).abs().max()) > 1e-3
