@@ -14,7 +14,7 @@ from fedsink.deployment.node_grid import CLIENTS_OWN, NodeGrid, Patience
 from fedsink.errors import ClientError
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.failure_codes import OTHER_VERSION, REFUSED
-from fedsink.protocol.node_identity import identity_record
+from fedsink.protocol.signing import identity_record
 from fedsink.simulation.grid import SimulationGrid
 
 GONE = 5  # Flower's code for a node that is not connected

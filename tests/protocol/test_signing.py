@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from fedsink.errors import (
     BadSignatureError,
     ConfigError,
+    ProtocolVersionError,
     UnknownOperatorError,
     UnsignedRequestError,
 )
 from fedsink.protocol.aggregation import Trip, put_trip
-from fedsink.protocol.packing import digest, pack
+from fedsink.protocol.packing import PROTOCOL_VERSION, digest, pack
 from fedsink.protocol.signing import (
     LONGEST_STATEMENT,
     ChargeStatement,
@@ -36,12 +37,14 @@ from fedsink.protocol.signing import (
     asked_run,
     give_statement,
     given_statement,
+    identity_record,
     is_signed,
     read_key,
     read_keys,
     shown_key,
     sign,
     signer,
+    stated_client,
 )
 from fedsink.secagg.parameters import Parameters
 
@@ -356,3 +359,34 @@ def test_a_server_keeps_no_long_statement() -> None:
     answer = RecordDict()
     give_statement(answer, long)
     assert given_statement(answer) is None
+
+
+# A node's client number, and the protocol that the node speaks
+
+
+def identity(**stated: Any) -> RecordDict:
+    return RecordDict({"identity": ConfigRecord(stated)})
+
+
+def test_a_node_says_its_number_and_version_and_nothing_else() -> None:
+    said = identity_record(7)
+    assert dict(said.config_records["identity"]) == {"client": 7, "protocol": PROTOCOL_VERSION}
+    assert len(said) == 1
+    assert stated_client(said) == 7
+
+
+@pytest.mark.parametrize(
+    "other",
+    [RecordDict(), identity(client=1), identity(client=1, protocol=2), identity(protocol="3")],
+)
+def test_another_version_is_refused(other: RecordDict) -> None:
+    with pytest.raises(ProtocolVersionError, match="install one version of fedsink on both"):
+        stated_client(other)
+
+
+@pytest.mark.parametrize("client", [-1, True, "1", 1.0, [1], b"1"])
+def test_a_number_that_is_none_is_refused(client: Any) -> None:
+    with pytest.raises(ValueError, match="is no client's number"):
+        stated_client(identity(client=client, protocol=PROTOCOL_VERSION))
+    with pytest.raises(ValueError, match="is no client's number"):
+        stated_client(identity(protocol=PROTOCOL_VERSION))
