@@ -27,7 +27,7 @@ from fedsink.data.views import View, view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.server.finished import open_run
 from fedsink.server.running import build_generator
 from fedsink.simulation.run_settings import RunIdentity

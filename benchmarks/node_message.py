@@ -66,7 +66,7 @@ from flwr.serverapp import ServerApp
 
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import Objective
 
 app = ServerApp()
 

@@ -23,8 +23,7 @@ from fedsink.data.views import DctView, PixelView, View
 from fedsink.privacy import BatchClip, ClassSchedule, Clip, PrivacyPlan, RecordClip, Stream
 from fedsink.privacy.accounting.capacity import capacity_for
 from fedsink.privacy.sampling import JointSchedule, Schedule
-from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 
 CLASSES = 10
 DISC = DctView((1, 28, 28), 14, dc=False)

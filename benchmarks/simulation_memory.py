@@ -26,7 +26,7 @@ from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.models import build
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.simulation.ray.ray_grid import RayGrid
 from fedsink.simulation.virtual_clients import Hosted, fedsink_apps
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings

@@ -56,9 +56,8 @@ from fedsink.privacy import (
     Stream,
 )
 from fedsink.privacy.accounting.accountants import gaussian_delta
-from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest, Objective
 from fedsink.protocol.failure_codes import MALFORMED
-from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import digest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.simulation.run_settings import RunIdentity

@@ -16,8 +16,13 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.protocol.aggregation import TRIPS
 from fedsink.protocol.failure_codes import failure_code
-from fedsink.protocol.node_identity import give, identity_record, shown_receipts
-from fedsink.protocol.signing import asked_run, give_statement
+from fedsink.protocol.signing import (
+    asked_run,
+    give,
+    give_statement,
+    identity_record,
+    shown_receipts,
+)
 
 Handler = Callable[[Node, str, RecordDict], RecordDict]
 """The reply of a node to a message's type and content."""

@@ -37,10 +37,10 @@ from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import (
     GradientReply,
     GradientRequest,
+    Objective,
     pack_replies,
     unpack_requests,
 )
-from fedsink.protocol.objective import Objective
 from fedsink.transport import (
     GroundCost,
     Solver,

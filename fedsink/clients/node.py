@@ -59,8 +59,7 @@ from fedsink.protocol.aggregation import (
     trip_of,
 )
 from fedsink.protocol.failure_codes import failure_code
-from fedsink.protocol.node_identity import Given
-from fedsink.protocol.signing import ChargeStatement, NodeIdentityKey, signer
+from fedsink.protocol.signing import ChargeStatement, Given, NodeIdentityKey, signer
 from fedsink.secagg.identities import Identity
 from fedsink.secagg.parameters import Rules
 from fedsink.secagg.refusals import AggregationError

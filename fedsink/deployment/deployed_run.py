@@ -73,12 +73,7 @@ _OWNERS = (
 
 
 def deployable(overrides: Sequence[str]) -> dict[str, Any]:
-    """Composes a configuration for real nodes.
-
-    Raises:
-        ConfigError: a key has no meaning here, because data and noise are the owners'.
-        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
-    """
+    """Composes a configuration for real nodes; data and noise are their owners'."""
     for override in overrides:
         if override.partition("=")[0] == "engine":
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out {override}.")
@@ -92,11 +87,9 @@ def _check_owners(config: Config) -> None:
     noise, data = config["noise"], config["data"]
     chosen = {**config, "noise": noise["backend"]}
     chosen["data.clients_file"] = data.get("clients_file")
-    # In local mode the problems are the server's own.
-    central = config["mode"] == "central"
-    chosen["strategy.backend"] = (
-        config["strategy"].get("backend", "native") if central else "native"
-    )
+    # In mode=ldp only the server solves transport problems, by the library that it likes.
+    central = config["strategy"] if config["mode"] == "central" else {}
+    chosen["strategy.backend"] = central.get("backend", "native")
     chosen["strategy.published"] = config["strategy"].get("published", False)
     for key, only, why in _OWNERS:
         if chosen[key] != only:
@@ -111,43 +104,28 @@ def _check_owners(config: Config) -> None:
 
 
 def _start_named(name: object) -> Path:
-    """Returns the folder of a start on the server, by the name that a submitter gives.
-
-    Raises:
-        ConfigError: the name cannot name a folder.
-    """
+    """Returns the folder of a start on the server, by the name that a submitter gives."""
     return server_home() / STARTS / deployed_name(name)
 
 
 def received(text: str) -> dict[str, Any]:
-    """Reads a configuration as a submitter sends it: resolved, in JSON.
-
-    Raises:
-        ConfigError: the text is no configuration of `deployable`.
-    """
+    """Reads a configuration of `deployable` as a submitter sends it: resolved, in JSON."""
     try:
         config = read_json(text)
         refuse_references(config)  # resolved here, they would tell of this machine
         _check_owners(config)
         if config["engine"]["name"] != "deploy":
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out engine=.")
+    except ConfigError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"The submitted text is no configuration: {error}.") from error
     return dict(config)
 
 
 @dataclass(frozen=True)
 class DeployEngine(ServerEngine):
-    """Values that the server of a deployment takes from `engine.*`.
-
-    Attributes:
-        wait, round_timeout, ask_again: seconds, as in `Patience`.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
+    """Values that the server of a deployment takes from `engine.*`, in seconds: see `Patience`."""
 
     wait: float = 60.0
     round_timeout: float | None = None
@@ -160,24 +138,14 @@ class DeployEngine(ServerEngine):
         if self.round_timeout is not None:
             checks.positive("engine.round_timeout", self.round_timeout, also="null or ")
 
-    @property
-    def patience(self) -> Patience:
-        """Seconds that the server waits, by reason."""
-        return Patience(self.wait, self.round_timeout, self.ask_again)
-
 
 def deployed_settings(
     values: Config, folder: RunFolder, run: Mapping[str, Any]
 ) -> tuple[ServerSettings, Patience]:
     """Returns the settings of a run on real nodes, and the patience with the nodes.
 
-    Args:
-        values: from `deployable`, or stored by an earlier process.
-        folder: the run folder on the server's disk.
-        run: name and server_seed.
-
-    Raises:
-        FedsinkError: a value is unknown, out of range, or contradicts another.
+    `values` are from `deployable`, or stored by an earlier process; `folder` is the run's on the
+    server's disk, and `run` holds its name and server_seed.
     """
     # Nothing adds nodes' replies up before the server has them: shares of noise need masks.
     noise: dict[str, Any] = {**values["noise"], "dropouts": 0.0}
@@ -195,7 +163,7 @@ def deployed_settings(
     seed = int(run["server_seed"])
     command = f"{COMMAND} app=… superlink=… resume={folder.path.name}"
     settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, command)
-    return settings, engine.patience
+    return settings, Patience(engine.wait, engine.round_timeout, engine.ask_again)
 
 
 def _check_sums(strategy: Any) -> None:
@@ -214,15 +182,8 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str]
     """Executes the action in `run_config`, and tells its results to the submitter.
 
     Its keys are `name` (of the run), `action` ("run", "resume" or "fetch") and `config` (for "run":
-    see `received`). Everything is written to `server_home`.
-
-    Args:
-        grid: the nodes.
-        run_config: from the submitter.
-        tell: writes a line to the log that the submitter reads.
-
-    Raises:
-        FedsinkError: the configuration is wrong, nodes are missing, or one of them refuses.
+    see `received`). Everything is written to `server_home`; `tell` writes a line to the log that
+    the submitter reads.
     """
     name = str(run_config["name"])
     try:

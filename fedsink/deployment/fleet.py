@@ -34,25 +34,17 @@ _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 class Fleet:
     """Connects one node to a SuperLink; a context manager that signs the node on and off.
 
-    While a SuperLink that has answered once is away, calls wait for it.
-
-    Args:
-        address: host:port of the SuperLink.
-        certificate: of the authority that signed the SuperLink's; None: the system's authorities.
-        key: the node's private key; None: a fresh key, which registers itself.
-        insecure: no TLS.
-
-    Raises:
-        ClientError: the SuperLink refuses the node, cannot be reached, or no longer knows it.
+    While a SuperLink that has answered once is away, calls wait for it; one that refuses the node,
+    or no longer knows it, is a ClientError.
     """
 
     def __init__(
         self,
-        address: str,
-        certificate: Path | None,
-        key: ec.EllipticCurvePrivateKey | None,
+        address: str,  # host:port
+        certificate: Path | None,  # of the SuperLink's authority; None: the system's
+        key: ec.EllipticCurvePrivateKey | None,  # None: a fresh one, which registers itself
         *,
-        insecure: bool = False,
+        insecure: bool = False,  # no TLS
     ) -> None:
         self.address = address
         self._registers = key is None
@@ -98,9 +90,7 @@ class Fleet:
     def receive(self) -> Message | None:
         """Returns the oldest message that waits for this node; None where there is none.
 
-        Raises:
-            ClientError: the SuperLink no longer knows this node.
-            LostMessageError: the message cannot be read, or its run has ended.
+        One that cannot be read, or whose run has ended, is a LostMessageError.
         """
         return self._client.receive()
 

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedsink.errors import ClientError
 from fedsink.flower_internals import ForwardingGrid
 from fedsink.protocol.exchange import Asked, Exchange
-from fedsink.protocol.node_identity import identity_query, stated_client
+from fedsink.protocol.signing import identity_query, stated_client
 from fedsink.strategies.round_strategy import check
 
 log = logging.getLogger("fedsink.server")
@@ -31,19 +31,12 @@ _IDENTITY_SECONDS = 300.0  # for a node to say which client it is: it starts a p
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds to wait for nodes.
+    """Seconds to wait for nodes."""
 
-    Attributes:
-        wait: until nodes connect, or return.
-        round: until the quorum is enough; None: wait for all nodes.
-        again: until a node that has not answered is asked again.
-        poll: between two looks for replies.
-    """
-
-    wait: float = 60.0
-    round: float | None = None
-    again: float = 120.0
-    poll: float = 0.2
+    wait: float = 60.0  # until nodes connect, or return
+    round: float | None = None  # until the quorum is enough; None: all nodes are waited for
+    again: float = 120.0  # until a node that has not answered is asked again
+    poll: float = 0.2  # between two looks for replies
 
 
 class NodeGrid(ForwardingGrid):
@@ -53,11 +46,7 @@ class NodeGrid(ForwardingGrid):
     or all others have refused or are gone; or when the quorum can no longer be reached. A reply
     that arrives later is not read: its client has charged it, and the round is over.
 
-    Args:
-        grid: Flower's.
-        clients: K.
-        needed: number of clients that must be there.
-        patience: seconds to wait, by reason.
+    `needed` of the K `clients` must be there.
     """
 
     def __init__(self, grid: Grid, clients: int, needed: int, patience: Patience) -> None:
@@ -75,9 +64,8 @@ class NodeGrid(ForwardingGrid):
     def roster(self) -> Mapping[int, int]:
         """Returns client number → node id of the connected clients.
 
-        Raises:
-            ClientError: too few clients are connected for too long, or two new nodes say at once
-                that they are one client.
+        Too few of them for too long are a ClientError, and so are two new nodes that say at once
+        that they are one client.
         """
         deadline = time.monotonic() + self._patience.wait
         # Only the first call waits for all clients; later calls take the connected ones.
@@ -212,14 +200,8 @@ class Inquiry:
     """Sends one message to each of several clients, and collects their replies.
 
     A message may be sent several times: a client stores its reply and answers with the stored
-    bytes, so its owner is charged once. A client's *place* is that of its message.
-
-    Args:
-        grid: Flower's.
-        asked: one message for each client; sent at once.
-
-    Raises:
-        ClientError: the SuperLink does not take the messages.
+    bytes, so its owner is charged once. A client's *place* is that of its message in `asked`, which
+    are sent at once.
     """
 
     def __init__(self, grid: Grid, asked: Sequence[Message]) -> None:
@@ -275,9 +257,8 @@ class Inquiry:
     def ask_again(self, nodes: Mapping[int, int], before: float) -> None:
         """Asks clients again that were gone, are at another node, or have not answered for long.
 
-        Args:
-            nodes: node that was asked → node to ask now, of the connected clients.
-            before: clients asked before this time (time.monotonic()) are asked again.
+        `nodes` are node that was asked → node to ask now, of the connected clients; a client asked
+        `before` this time (time.monotonic()) has not answered for long.
         """
         again = {}
         for place, message in enumerate(self._asked):

@@ -44,9 +44,9 @@ def public_files(folder: RunFolder) -> dict[str, bytes]:
     Guarantees:
         - Only files travel that `docs/run-folder.md` calls public: no checkpoint, no key.
     """
-    paths = sorted(path for path in folder.path.rglob("*") if path.is_file())
-    named = {path.relative_to(folder.path).as_posix(): path for path in paths}
-    return {name: path.read_bytes() for name, path in named.items() if is_public(name)}
+    paths = (path for path in folder.path.rglob("*") if path.is_file())
+    named = sorted((path.relative_to(folder.path).as_posix(), path) for path in paths)
+    return {name: path.read_bytes() for name, path in named if is_public(name)}
 
 
 def is_public(name: str) -> bool:
@@ -103,8 +103,7 @@ class Receiver:
     def results(self) -> tuple[dict[str, bytes], dict[str, Any] | None]:
         """Returns the files by path, and `message` and `exit_code` of a run that failed, or None.
 
-        Raises:
-            TransferError: they did not arrive whole, or are no results of a run.
+        What did not arrive whole, or is no result of a run, is a TransferError.
         """
         whole, total = self._transfer or ("", 0)
         content = b"".join(self._chunks.get(number, b"") for number in range(total))

@@ -24,11 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def deployed_name(value: object) -> str:
-    """Returns the value, if it can name a deployed run: one part of a path on any disk.
-
-    Raises:
-        ConfigError: the value cannot name a run.
-    """
+    """Returns the value, if it can name a deployed run: one part of a path on any disk."""
     if not isinstance(value, str) or _NAME.fullmatch(value) is None:
         raise ConfigError(
             f"A run's name is 1 to 100 of A-Z a-z 0-9 . _ -, the first of them a letter or a "
@@ -52,10 +48,6 @@ def held_run(name: object) -> Iterator[RunFolder]:
     Guarantees:
         - It lies in the folder `runs` of `server_home`, whatever the name says.
         - That folder has mode 0700; neither it nor the run's is a link.
-
-    Raises:
-        ConfigError: the name cannot name a run, or others can open the server's folder.
-        ClientError: another process holds the run.
     """
     name, home = deployed_name(name), server_home()
     for folder in (home / "runs", home / "locks"):
@@ -72,11 +64,7 @@ def held_run(name: object) -> Iterator[RunFolder]:
 
 
 def operator_key(path: Path) -> Ed25519PrivateKey | None:
-    """Returns the key that signs requests; None where there is no file: nothing is signed.
-
-    Raises:
-        ConfigError: the file holds something else, or others can read it.
-    """
+    """Returns the key that signs requests; None where there is no file: nothing is signed."""
     if not path.exists():
         return None
     return read_private_key(path, "Make another one, and tell the owners of the nodes.")

@@ -15,20 +15,22 @@ from flwr.serverapp import Grid
 
 from fedsink.deployment.node_grid import Inquiry
 from fedsink.flower_internals import ForwardingGrid, complete_replies
-from fedsink.protocol.node_identity import (
+from fedsink.protocol.signing import (
+    IDENTITY,
     MOST_RECEIPTS,
     Given,
+    ask_statement,
     given_by,
+    given_statement,
     identity_query,
     show_receipts,
+    sign,
 )
-from fedsink.protocol.signing import ask_statement, given_statement, sign
 from fedsink.reporting.output_files import write_atomic
 from fedsink.values import read_json
 
 log = logging.getLogger("fedsink.server")
 
-_IDENTITY = "query.identity"
 _LAST_SECONDS = 20.0  # for the nodes' last receipts
 _MOST = 4  # ids of one name, and names of one id: nodes without a key get an id at every start
 
@@ -88,7 +90,7 @@ class SigningGrid(ForwardingGrid):
         for message in messages:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
             content = RecordDict(dict(message.content))  # other messages stay as they are
-            if kind == _IDENTITY:
+            if kind == IDENTITY:
                 show_receipts(content, shown)
             elif self._key is not None and self._holds(node, kept):
                 sign(content, kind, self._names[node], self._key)

@@ -28,22 +28,17 @@ _PENDING = 30.0
 
 
 class Submission:
-    """Runs `flwr run` once.
+    """Runs `flwr run` once, of the Flower app in a folder.
 
-    Args:
-        app: folder of the Flower app.
-        superlink: name of the connection in Flower's configuration.
-        run_config: TOML file that overrides the app's configuration.
-
-    Attributes:
-        results: the server's results, from the run's log.
+    `superlink` names the connection in Flower's configuration, and `run_config` is a TOML file that
+    overrides the app's configuration.
     """
 
     def __init__(self, app: Path, superlink: str, run_config: Path) -> None:
         self.app = app
         self.superlink = superlink
         self.run_id: str | None = None
-        self.results = Receiver()
+        self.results = Receiver()  # of the server's results, from the run's log
         self._said: list[str] = []
         self._process = subprocess.Popen(
             [_flwr(), "run", str(app), superlink, "-c", str(run_config), "--stream"],
@@ -58,11 +53,8 @@ class Submission:
     def wait(self, *, everything: bool = False) -> None:
         """Follows the run's log until it ends; its progress goes to standard error.
 
-        Args:
-            everything: relay the whole log, Flower's own lines and tracebacks included.
-
-        Raises:
-            ClientError: the run could not be submitted.
+        `everything`: the whole log is relayed, Flower's own lines and tracebacks included. A run
+        that could not be submitted is a ClientError.
         """
         if self._process.stdout is None:
             raise ConfigError("Flower's command line was started without an output.")
@@ -92,7 +84,7 @@ class Submission:
     def stop(self) -> None:
         """Stops the run on the SuperLink, and the process that follows it."""
         if self.run_id is not None:
-            self._ask("stop")
+            self._ask("stop", self.run_id, self.superlink)
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -119,20 +111,20 @@ class Submission:
             )
 
     def _status(self) -> str:
-        text = self._ask("list", "--run-id", "--format", "json")
+        run = ("--run-id", str(self.run_id))
+        text = self._ask("list", self.superlink, *run, "--format", "json")
         match = re.search(r'"status"\s*:\s*"([^"]+)"', text)
         return match.group(1) if match else "unknown"
 
-    def _ask(self, command: str, *options: str) -> str:
-        run_id = str(self.run_id)
-        words = [_flwr(), command]
-        if options:
-            words += [self.superlink, options[0], run_id, *options[1:]]
-        else:
-            words += [run_id, self.superlink]
+    def _ask(self, *words: str) -> str:
         try:
             done = subprocess.run(
-                words, capture_output=True, text=True, env=_quiet(), timeout=_PATIENCE, check=False
+                [_flwr(), *words],
+                capture_output=True,
+                text=True,
+                env=_quiet(),
+                timeout=_PATIENCE,
+                check=False,
             )
         except subprocess.TimeoutExpired:  # what the user can do next is said without its answer
             return ""
@@ -150,20 +142,10 @@ def submit(
 ) -> int:
     """Submits a run, follows it, and makes its run folder from the server's results.
 
-    Args:
-        app: folder of the Flower app.
-        superlink: name of the connection in Flower's configuration.
-        run_config: overrides the app's configuration.
-        folder: missing or empty; printed when it has been made.
-        everything: relay the whole log.
-        stopped: called at Ctrl-C or SIGTERM; None: the run is stopped, and Ctrl-C raised again.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        ClientError: the run could not be submitted.
-        TransferError: the results did not arrive whole.
+    `run_config` overrides the app's configuration; `folder` is missing or empty, and printed when
+    it has been made. At Ctrl-C or SIGTERM the run is stopped, and `stopped` gives the exit code, or
+    Ctrl-C is raised again. Returns the exit code. Results that did not arrive whole are a
+    TransferError.
     """
     with tempfile.TemporaryDirectory(prefix="fedsink-deploy-") as scratch:
         path = Path(scratch) / "run.toml"
@@ -203,11 +185,7 @@ def submit(
 
 
 def app_at(text: str) -> Path:
-    """The folder of the Flower app.
-
-    Raises:
-        ConfigError: the folder is no Flower app.
-    """
+    """Returns the folder of the Flower app."""
     app = Path(text).expanduser().resolve()
     if not (app / "pyproject.toml").is_file():
         raise ConfigError(
@@ -218,11 +196,7 @@ def app_at(text: str) -> Path:
 
 
 def new_folder(text: str) -> Path:
-    """Returns a path where a run folder can be made.
-
-    Raises:
-        ConfigError: the path is not an empty folder.
-    """
+    """Returns a path where a run folder can be made: it is missing, or an empty folder."""
     folder = Path(text).expanduser().resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: give another folder=.")
@@ -230,11 +204,7 @@ def new_folder(text: str) -> Path:
 
 
 def _flwr() -> str:
-    """Flower's command beside this Python, or the first on the PATH.
-
-    Raises:
-        ConfigError: there is no such command.
-    """
+    """Flower's command beside this Python, or the first on the PATH."""
     beside = Path(sys.executable).with_name("flwr")
     command = str(beside) if beside.is_file() else shutil.which("flwr")
     if command is None:

@@ -34,13 +34,8 @@ AHEAD = {MASKED: KEYS, SURVIVORS: SHARES}
 """Trip of this sum → trip of the next sum that may travel with it."""
 
 _RECORD = "aggregation"
-_PARAMETERS, _CONTENT, _NEXT_PARAMETERS, _NEXT, _REFUSED = (
-    "parameters",
-    "content",
-    "next_parameters",
-    "next",
-    "next_refused",
-)
+_PARAMETERS, _CONTENT = "parameters", "content"
+_NEXT_PARAMETERS, _NEXT, _REFUSED = "next_parameters", "next", "next_refused"
 _LONGEST = 1 << 20  # characters of the public numbers: ten thousand clients are some sixty thousand
 
 
@@ -52,23 +47,12 @@ class Trip(NamedTuple):
 
 
 def sum_name(message_type: str, round: int) -> str:
-    """Returns the name of a request's sum within its run.
-
-    Args:
-        message_type: of the request.
-        round: the first that the request asks for.
-    """
+    """Returns the name of a request's sum within its run; `round` is the first it asks for."""
     return f"{message_type} {round}"
 
 
 def put_trip(record: RecordDict, trip: Trip, ahead: Trip | None = None) -> RecordDict:
-    """Adds a trip to a message, and returns the message.
-
-    Args:
-        record: content of the message.
-        trip: of this sum.
-        ahead: of the next sum; see `AHEAD`.
-    """
+    """Adds a trip of this sum, and of the next one (`AHEAD`), to a message; returns the message."""
     from flwr.app import ConfigRecord
 
     said: dict[str, Any] = {_PARAMETERS: _stated(trip.parameters), _CONTENT: trip.content}
@@ -100,15 +84,9 @@ def trip_bytes(record: RecordDict) -> bytes:
 
 
 def trip_of(record: RecordDict, most: int) -> Trip:
-    """Returns the trip of this sum that a message holds.
+    """Returns the trip of this sum that a message holds, over at most `most` clients.
 
-    Args:
-        record: content of the message.
-        most: number of clients that there are: a sum names no more.
-
-    Raises:
-        AggregationError: such numbers protect nobody.
-        ValueError: the message holds no trip.
+    Numbers that protect nobody are an AggregationError, no trip is a ValueError.
     """
     return _trip(record, most, _PARAMETERS, _CONTENT)
 
@@ -144,18 +122,13 @@ def _said(record: RecordDict, parameters: str, content: str) -> tuple[str, bytes
 
 
 def reply_with(content: bytes, ahead: bytes | int | None = None) -> RecordDict:
-    """Returns a node's answer to a trip.
-
-    Args:
-        content: the answer.
-        ahead: answer to the next sum's trip, or the code of its refusal; None: there was none.
-    """
+    """Returns a node's answer to a trip, and to the next sum's: its content or a refusal's code."""
     from flwr.app import ConfigRecord, RecordDict
 
-    said: dict[str, bytes | int] = {_CONTENT: content}
+    said: dict[str, Any] = {_CONTENT: content}
     if ahead is not None:
         said[_REFUSED if isinstance(ahead, int) else _NEXT] = ahead
-    return RecordDict({_RECORD: ConfigRecord(dict(said))})
+    return RecordDict({_RECORD: ConfigRecord(said)})
 
 
 def content_of(reply: RecordDict) -> bytes:
@@ -170,11 +143,7 @@ def content_of(reply: RecordDict) -> bytes:
 
 
 def content_ahead(reply: RecordDict) -> bytes | int:
-    """Returns the answer to the next sum's trip, or the code of its refusal.
-
-    Raises:
-        ValueError: there is neither.
-    """
+    """Returns the answer to the next sum's trip, or the code of its refusal, or a ValueError."""
     said: Mapping[str, Any] = reply.config_records.get(_RECORD, {})
     code, content = said.get(_REFUSED), said.get(_NEXT)
     if isinstance(code, int):

@@ -7,18 +7,19 @@ a message have the uses as their leading dimension, and so has the gradient of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.privacy import domain
 from fedsink.privacy.clips import ClipOfRecords
 from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.privacy.plan import CentralPlan, plan_from_dict
-from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import Packed, pack, unpack
 from fedsink.protocol.requests import (
     UNNAMED,
@@ -29,6 +30,11 @@ from fedsink.protocol.requests import (
     run_name,
     table,
 )
+from fedsink.transport.backends import NATIVE, by_backend
+from fedsink.transport.costs import GroundCost, cost_named
+from fedsink.transport.problem import Solver
+from fedsink.transport.solvers import solver_named
+from fedsink.values import checks
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -36,33 +42,114 @@ if TYPE_CHECKING:
 MOST_USES = 2_000  # of one message; each costs time before any of them can be refused
 
 _T = TypeVar("_T")
+_SHARED = ("plan", "objective", "view", "run", "share", "fixed_point")  # by all uses of a message
 _STACKED = ("rows", "row_labels", "potentials", "self_gradient")  # an array for each use
+
+
+_DOMAIN = {
+    "lam": domain.REGULARISATION,
+    "m": domain.COST_WEIGHT,
+    "label_weight": domain.LABEL_WEIGHT,
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The transport problem whose gradient is asked for (public, fixed for a run).
+
+    Every error of a transport problem must show when this is made, as a ConfigError or a
+    PrivacyError: one that shows only once there are records to solve it for would tell that a
+    private batch was not empty.
+    """
+
+    lam: float  # λ, entropic regularisation in cost units
+    classes: int
+    m: float = 0.0  # weight of the L1 term in c_m(x, y) = ‖x−y‖₂² + m‖x−y‖₁
+    # α_c, scale of the one-hot label appended to every point when a round mixes classes.
+    label_weight: float = 15.0
+    solver: str = "converged"  # or "annealed": the published schedule
+    cost: str = "mixed"  # c_m; "l1": ‖x−y‖₁ alone (an ablation of Cao et al. 2021, Table 2)
+    # "native", or the library "geomloss" or "keops", whose work and errors depend on the points in
+    # ways unknown here: only simulated nodes use one.
+    backend: str = NATIVE
+
+    def __post_init__(self) -> None:
+        for name, interval in _DOMAIN.items():
+            check = checks.positive if name == "lam" else checks.number
+            object.__setattr__(self, name, check(f"strategy.{name}", getattr(self, name)))
+            interval.check(getattr(self, name))
+        object.__setattr__(self, "classes", checks.count("The number of classes", self.classes))
+        checks.choice("strategy.cost", self.cost, "mixed", "l1")
+        _ = self.transport  # refuses solver and backend
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the problem as JSON-able values; `from_dict` inverts it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Objective:
+        """Reads what `to_dict` wrote; raises TypeError for a missing or unknown entry."""
+        return cls(**values)
+
+    @property
+    def ground_cost(self) -> GroundCost:
+        """c(x, y), with its gradient."""
+        return cost_named(self.cost, self.m)
+
+    @property
+    def transport(self) -> tuple[GroundCost, Solver]:
+        """Cost and solver of the backend."""
+        return by_backend(self.backend, self.ground_cost, solver_named(self.solver))
+
+    def check_plan(self, plan: CentralPlan) -> None:
+        """Refuses a library where clients solve no transport problem, or one of fixed work."""
+        if self.backend == NATIVE:
+            return
+        if plan.clip.per_record:
+            raise ConfigError(
+                f"strategy.backend={self.backend} belongs to clip=batch: clip=record solves no "
+                "problem with records in it, and native gives the potentials of generated points "
+                "faster."
+            )
+        if plan.capacity is not None:
+            raise ConfigError(
+                f"strategy.backend={self.backend} has no fixed work: its time depends on the "
+                f"records, which capacity= is there to hide: leave one of them out."
+            )
+
+    def refuse_library(self) -> None:
+        """Refuses a backend that is not this package, for a real node."""
+        if self.backend != NATIVE:
+            raise ReleaseRefusedError(
+                f"The request wants backend={self.backend}, and a real node solves its problems "
+                "only by native: libraries are for simulations and for the server's own problems."
+            )
+
+    def diameter(self, radius: float, *, labels: bool) -> float:
+        """The largest distance of two points in a ball of this radius, with labels or without."""
+        # One-hot labels α_c·e_k are at most √2·α_c apart.
+        return math.hypot(2.0 * radius, math.sqrt(2.0) * self.label_weight if labels else 0.0)
+
+    @property
+    def is_quadratic(self) -> bool:
+        """True if c(x, y) = ‖x−y‖₂²."""
+        return self.cost == "mixed" and self.m == 0.0
 
 
 @dataclass(frozen=True)
 class GradientRequest(CentralRequest):
-    """Asks one client for one use of the mechanism.
-
-    Attributes:
-        round, plan, share, fixed_point: see `CentralRequest`.
-        label: the class of this round's rows and records; None when the round mixes classes.
-        objective: the transport problem.
-        view: public linear coordinates the gradient lives in, as `View.to_dict()`.
-        rows: X, generated points in these coordinates, (n, D).
-        row_labels: (n,) int64.
-        potentials: f, the rows' dual potentials for `clip=record`, (n,).
-        self_gradient: the data-independent part of the gradient for `clip=batch`, (n, D).
-        run: public name of the run that asks; a node's ledger keeps runs apart by it.
-    """
+    """Asks one client for one use of the mechanism; see also `CentralRequest`."""
 
     round: int
-    label: int | None
+    label: int | None  # class of the round's rows and records; None: the round mixes classes
     plan: CentralPlan
     objective: Objective
-    view: dict[str, Any]
-    rows: Tensor
-    row_labels: Tensor
+    view: dict[str, Any]  # public linear coordinates the gradient lives in, as `View.to_dict()`
+    rows: Tensor  # X, generated points in these coordinates, (n, D)
+    row_labels: Tensor  # (n,) int64
+    # f, the rows' dual potentials for clip=record, (n,).
     potentials: Tensor = field(default_factory=lambda: torch.zeros(0))
+    # The data-independent part of the gradient for clip=batch, (n, D).
     self_gradient: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     run: str = UNNAMED
     share: int = 1
@@ -74,19 +161,11 @@ class GradientRequest(CentralRequest):
 
     @classmethod
     def from_record(cls, record: RecordDict) -> GradientRequest:
-        """Reads and checks a message with one use.
-
-        Raises:
-            ValueError: it is malformed, or holds another number of uses.
-        """
+        """Reads and checks a message with one use; any other is a ValueError."""
         return _only(unpack_requests(record))
 
     def check(self) -> None:
-        """Refuses a request whose parts do not fit together.
-
-        Raises:
-            ValueError: names the part that does not fit.
-        """
+        """Refuses a request whose parts do not fit together: a ValueError names the part."""
         self.check_use()
         clip = ClipOfRecords.expect(self.plan.clip)
         check_rows(self.rows, self.row_labels, self.objective.classes)
@@ -107,12 +186,6 @@ class GradientRequest(CentralRequest):
                 "Per-batch clipping needs a finite float32 self gradient of the rows' shape, "
                 f"within ±{domain.GRADIENTS.high:.4g}."
             )
-
-
-def _common(request: GradientRequest) -> tuple[Any, ...]:
-    """Returns the parts that all uses of one message have in common."""
-    noise = request.share, request.fixed_point
-    return request.plan, request.objective, request.view, request.run, *noise
 
 
 def _round_numbers(values: Any) -> list[int]:
@@ -149,26 +222,20 @@ class _Uses(Packable):
         """Lays the requests of one message side by side; raises like `packed_requests`."""
         if not requests:
             raise ValueError("A message must ask for at least one use.")
-        first = requests[0]
-        for other in requests[1:]:
-            if _common(other) != _common(first):
-                raise ValueError(
-                    "The uses of one message share plan, objective, view and run, and the noise "
-                    "with as many clients."
-                )
+        shared = [{name: getattr(request, name) for name in _SHARED} for request in requests]
+        if any(others != shared[0] for others in shared):
+            raise ValueError(
+                "The uses of one message share plan, objective, view and run, and the noise "
+                "with as many clients."
+            )
         return cls(
-            [request.round for request in requests],
-            [request.label for request in requests],
-            first.plan,
-            first.objective,
-            first.view,
-            first.run,
-            first.share,
-            first.fixed_point,
-            *(
-                torch.stack([getattr(request, name).detach() for request in requests])
+            rounds=[request.round for request in requests],
+            labels=[request.label for request in requests],
+            **shared[0],
+            **{
+                name: torch.stack([getattr(request, name).detach() for request in requests])
                 for name in _STACKED
-            ),
+            },
         )
 
     def requests(self) -> list[GradientRequest]:
@@ -179,39 +246,34 @@ class _Uses(Packable):
             or len(self.labels) != len(self.rounds)
         ):
             raise ValueError("A message needs rounds that increase, with a label each.")
-        stacked = [getattr(self, name) for name in _STACKED]
-        for name, array in zip(_STACKED, stacked, strict=True):
+        for name in _STACKED:
+            array = getattr(self, name)
             if array.ndim < 1 or len(array) != len(self.rounds):
                 raise ValueError(
                     f"The message asks for {len(self.rounds)} uses, but its {name} do not."
                 )
+        shared = {name: getattr(self, name) for name in _SHARED}
         return [
             GradientRequest(
-                number, label, self.plan, self.objective, self.view, x, row_labels, f, own,
-                self.run, self.share, self.fixed_point,
+                round=number,
+                label=label,
+                **shared,
+                **{name: getattr(self, name)[place] for name in _STACKED},
             )
-            for number, label, x, row_labels, f, own in zip(
-                self.rounds, self.labels, *stacked, strict=True
-            )
-        ]  # fmt: skip
+            for place, (number, label) in enumerate(zip(self.rounds, self.labels, strict=True))
+        ]
 
 
 def packed_requests(requests: Sequence[GradientRequest]) -> Packed:
-    """Returns the fields and arrays of a message that asks for these uses, ordered by round.
+    """Returns the content of a message that asks for these uses, ordered by round.
 
-    Raises:
-        ValueError: there are none, or they differ in plan, objective, view, run or share.
+    A ValueError: there are none, or they differ in what a message says once.
     """
     return _Uses.of(requests).packed()
 
 
 def unpack_requests(record: RecordDict) -> list[GradientRequest]:
-    """Reads and checks the uses that a message asks for.
-
-    Raises:
-        ValueError: a field is missing, shapes and types do not fit together, or the rounds do
-            not increase.
-    """
+    """Reads and checks the uses that a message asks for; what does not fit is a ValueError."""
     return checked(_Uses.from_record(record).requests())
 
 
@@ -234,11 +296,7 @@ class GradientReply:
 
     @classmethod
     def from_record(cls, record: RecordDict) -> GradientReply:
-        """Reads an answer to a message with one use.
-
-        Raises:
-            ValueError: it holds no gradient, or those of several uses.
-        """
+        """Reads an answer to a message with one use; any other is a ValueError."""
         return _only(unpack_replies(record))
 
 
@@ -248,11 +306,7 @@ def pack_replies(replies: Sequence[GradientReply]) -> RecordDict:
 
 
 def unpack_replies(record: RecordDict) -> list[GradientReply]:
-    """Reads the gradients of an answer.
-
-    Raises:
-        ValueError: it holds no gradient, or more than any message asks for.
-    """
+    """Reads the gradients of an answer: as many as a message may ask for, or a ValueError."""
     gradients = unpack(record)[1].get("gradient", torch.zeros(()))
     if gradients.ndim < 1 or len(gradients) > MOST_USES:
         raise ValueError("Malformed gradient reply: it holds no gradient of each use.")

@@ -71,25 +71,15 @@ class Content:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Sends one content to many clients.
+    """Sends one content to many clients."""
 
-    Attributes:
-        content: of the message to each client.
-        nodes: client number → node id, in increasing order of clients.
-        shape: of the finite values that each reply holds, all uses of the message included.
-        sharers: t′, number of replies whose noise adds up to the plan's.
-        fixed_point: of replies that are integers; None: they are floats.
-        cohort: all clients that the plan's schedule asks the same, connected or not.
-        round: the first that the content asks for; it names the sum of the replies under masks.
-    """
-
-    content: Content
-    nodes: Mapping[int, int]
-    shape: tuple[int, ...]
-    sharers: int = 1
-    fixed_point: FixedPoint | None = None
-    cohort: Sequence[int] = ()
-    round: int = 0
+    content: Content  # of the message to each client
+    nodes: Mapping[int, int]  # client number → node id, in increasing order of clients
+    shape: tuple[int, ...]  # of the finite values that each reply holds, all uses included
+    sharers: int = 1  # t′, number of replies whose noise adds up to the plan's
+    fixed_point: FixedPoint | None = None  # of replies that are integers; None: they are floats
+    cohort: Sequence[int] = ()  # all clients that the schedule asks the same, connected or not
+    round: int = 0  # the first that the content asks for; it names the sum under masks
 
 
 class Exchange(Sequence["Message"]):
@@ -152,63 +142,42 @@ class Exchange(Sequence["Message"]):
 
 
 class Asked(list["Message"]):
-    """Messages whose replies are all wanted one by one.
-
-    Args:
-        messages: at most one to each node.
-        needed: number of answers that is enough once waiting for the others has ended.
-    """
+    """Messages, at most one to each node, whose replies are all wanted one by one."""
 
     def __init__(self, messages: Iterable[Message], needed: int) -> None:
         super().__init__(messages)
-        self.needed = needed
+        self.needed = needed  # number of answers that is enough once the others are not waited for
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Replies of several clients to one broadcast.
+    """Replies of several clients to one broadcast."""
 
-    Attributes:
-        clients: numbers of the clients that answered, increasing.
-        replies: (len(clients), ...) float32, or int64 where noise is shared; (1, ...) where these
-            clients were answered for by one sum.
-        failures: client → error code, for clients that could not answer.
-    """
-
-    clients: Sequence[int]
+    clients: Sequence[int]  # numbers of those that answered, increasing
+    # (len(clients), ...) float32, or int64 where noise is shared; (1, ...) where these clients were
+    # answered for by one sum.
     replies: Tensor
-    failures: Mapping[int, int] = field(default_factory=dict)
+    failures: Mapping[int, int] = field(default_factory=dict)  # client → error code
 
 
 @dataclass(frozen=True)
 class Sum:
-    """Sum of the replies to one broadcast.
+    """Sum of the replies to one broadcast."""
 
-    Attributes:
-        total: `tree_sum.TreeSum` of the replies in blocks of `BLOCK`, float64; int64 where it is
-            a sum of integers that is still to be decoded.
-        clients: number of replies in the sum.
-    """
-
+    # `tree_sum.TreeSum` of the replies in blocks of `BLOCK`, float64; int64 where it is a sum of
+    # integers that is still to be decoded.
     total: Tensor
-    clients: int
+    clients: int  # number of replies in the sum
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """Sums that a grid returns instead of the replies.
+    """Sums that a grid returns instead of the replies."""
 
-    Attributes:
-        sums: one per broadcast, in the broadcasts' order; None where nobody answered.
-        failures: client → error code.
-        absent: clients whose replies are not in the sums, of cohorts that do without them.
-        void: why a cohort has no sum, for each that has none.
-    """
-
-    sums: Sequence[Sum | None]
-    failures: Mapping[int, int]
-    absent: Sequence[int] = ()
-    void: Sequence[str] = ()
+    sums: Sequence[Sum | None]  # one per broadcast, in their order; None where nobody answered
+    failures: Mapping[int, int]  # client → error code
+    absent: Sequence[int] = ()  # whose replies are not in the sums of cohorts that do without them
+    void: Sequence[str] = ()  # why a cohort has no sum, for each that has none
 
     @property
     def is_void(self) -> bool:

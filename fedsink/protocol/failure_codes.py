@@ -106,11 +106,8 @@ def failure_code(error: Exception, client: object) -> int:
     if isinstance(error, ReleaseRefusedError):
         log.warning("%s", error)
         return _REFUSALS.get(type(error), REFUSED)
-    if isinstance(error, ProtocolVersionError):
-        log.warning("client %s cannot answer: %s", client, error)
-        return OTHER_VERSION
     if isinstance(error, ValueError | TypeError):
         log.warning("client %s cannot answer: %s", client, error)
-        return MALFORMED
+        return OTHER_VERSION if isinstance(error, ProtocolVersionError) else MALFORMED
     log.error("client %s failed", client, exc_info=error)
     return FAILED

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from torch import Tensor
 
@@ -37,8 +38,6 @@ from fedsink.values import privacy_checks as checks
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-KINDS = PERCEPTRON, CONVOLUTION = PerceptronCritic.name, ConvolutionCritic.name
-
 MOST_WEIGHTS = 1 << 25  # of all critics of a client; a node keeps three numbers for each
 MOST_PAIRS = 1 << 24  # of a record and a generated row, that a message shows to a client's critics
 MOST_FAKES = 1 << 20  # rows that a client keeps to train against
@@ -65,31 +64,24 @@ _COUNTS = {
 class Critics:
     """Architecture and training of a client's critics (public, fixed for a run).
 
-    Attributes:
-        training: number of critics, their steps and their batches.
-        classes: L, number of public classes.
-        kind: "perceptron" on the coordinates of the view, or "convolution" on pixels.
-        hidden: width of a perceptron's layers, or features of the first convolution.
-        scale: a perceptron divides coordinates by it, a local generator multiplies by it; about
-            the norm of a record's coordinates.
-        seed: of the initial weights, which every critic of every client starts with.
-
-    Raises:
-        ConfigError, ModelError, PrivacyError: a value is out of range or outside the public domain
-            (`fedsink.privacy.domain`), or a message would show more pairs than `MOST_PAIRS`.
-            Every error must show here, before a record is looked at.
+    A value outside the public domain (`fedsink.privacy.domain`), or more pairs than `MOST_PAIRS`,
+    must show when this is made, before a record is looked at: as a ConfigError, ModelError or
+    PrivacyError.
     """
 
-    training: CriticTraining
-    classes: int
-    kind: str = PERCEPTRON
-    hidden: int = 32
+    training: CriticTraining  # number of critics, their steps and their batches
+    classes: int  # L, number of public classes
+    kind: str = PerceptronCritic.name  # on the view's coordinates; "convolution": on pixels
+    hidden: int = 32  # width of a perceptron's layers, or features of the first convolution
+    # A perceptron divides coordinates by it, a local generator multiplies by it: about the norm of
+    # a record's coordinates.
     scale: float = 10.0
-    seed: int = 0
+    seed: int = 0  # of the initial weights, which every critic of every client starts with
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"A critic is a {' or a '.join(KINDS)}, not {self.kind!r}.")
+        kinds = PerceptronCritic.name, ConvolutionCritic.name
+        if self.kind not in kinds:
+            raise ConfigError(f"A critic is a {' or a '.join(kinds)}, not {self.kind!r}.")
         checks.count("classes", self.classes)
         _SEED.check_count(self.seed)
         _WIDTH.check_count(self.hidden)
@@ -108,12 +100,11 @@ class Critics:
     def architecture(self, view: View) -> Critic:
         """The architecture on records in a view.
 
-        Raises:
-            ValueError: it does not fit the view, or all critics, or all their local generators,
-                have more than `MOST_WEIGHTS`.
+        A ValueError: it does not fit the view, or all critics, or all their local generators, have
+        more than `MOST_WEIGHTS`.
         """
         critic: Critic
-        if self.kind == CONVOLUTION:
+        if self.kind == ConvolutionCritic.name:
             critic = ConvolutionCritic(view, self.classes, self.hidden)
         else:
             critic = PerceptronCritic(view.dimension, self.classes, self.hidden, self.scale)
@@ -147,42 +138,24 @@ class Critics:
         return cls(**{**fields, "training": CriticTraining(**fields["training"])})
 
 
-def _round_number(value: int) -> int:
-    return checks.count("round", value)
-
-
 @dataclass(frozen=True)
 class CriticRequest(CentralRequest):
-    """Asks one client for one use of the mechanism.
-
-    Attributes:
-        round, plan, share, fixed_point: see `CentralRequest`.
-        critics: their architecture and training.
-        view: public linear coordinates of rows and gradient, as `View.to_dict()`.
-        rows: X, where the critics' gradients are asked for, (n, D).
-        row_labels: (n,) int64.
-        fakes: rows of the same generator for the critics to train against, (f, D).
-        fake_labels: (f,) int64.
-        run: public name of the run that asks; a node keeps the critics of runs apart by it.
-    """
+    """Asks one client for one use of the mechanism; see also `CentralRequest`."""
 
     kind = "critic request"
+    label: ClassVar[None] = None  # records of all classes take part
 
-    round: Annotated[int, _round_number]
+    round: Annotated[int, partial(checks.count, "round")]
     plan: Annotated[CentralPlan, plan_from_dict]
     critics: Annotated[Critics, Critics.from_dict]
-    view: Annotated[dict[str, Any], table]
-    rows: Tensor
-    row_labels: Tensor
-    fakes: Tensor
-    fake_labels: Tensor
+    view: Annotated[dict[str, Any], table]  # linear coordinates of rows and gradient: View.to_dict
+    rows: Tensor  # X, where the critics' gradients are asked for, (n, D)
+    row_labels: Tensor  # (n,) int64
+    fakes: Tensor  # rows of the same generator for the critics to train against, (f, D)
+    fake_labels: Tensor  # (f,) int64
     run: Annotated[str, run_name] = UNNAMED
     share: int = 1
     fixed_point: Annotated[FixedPoint | None, FixedPoint.from_dict] = None
-
-    @property
-    def label(self) -> None:
-        """Class of the request: None, for all classes."""
 
     @property
     def rate(self) -> float:
@@ -191,21 +164,13 @@ class CriticRequest(CentralRequest):
 
     @classmethod
     def from_record(cls, record: RecordDict) -> CriticRequest:
-        """Reads and checks a message. Builds nothing from it: see `Critics.architecture`.
-
-        Raises:
-            ValueError: it is malformed, or its parts do not fit together.
-        """
+        """Reads and checks a message. Builds nothing from it: see `Critics.architecture`."""
         request = super().from_record(record)
         request.check()
         return request
 
     def check(self) -> None:
-        """Refuses a request whose parts do not fit together.
-
-        Raises:
-            ValueError: names the part that does not fit.
-        """
+        """Refuses a request whose parts do not fit together: a ValueError names the part."""
         self.check_use()
         training = self.critics.training
         check_rows(self.rows, self.row_labels, self.critics.classes)

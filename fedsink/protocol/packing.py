@@ -56,14 +56,10 @@ class Packed:
     """Content of a message without Flower's objects, which cost more to make than to fill.
 
     Within one process a request is packed only for its `digest`.
-
-    Attributes:
-        fields: as JSON.
-        arrays: by name.
     """
 
-    fields: str
-    arrays: Mapping[str, Bytes]
+    fields: str  # as JSON
+    arrays: Mapping[str, Bytes]  # by name
 
     def record(self) -> RecordDict:
         """The content as Flower sends it."""
@@ -90,10 +86,8 @@ def pack(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> RecordDict:
 def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `pack`; arrays are read without pickle.
 
-    Raises:
-        ProtocolVersionError: it was written under another version of the protocol, or states none.
-        ValueError: the record lacks a part, is not what `pack` wrote, or its fields are longer or
-            deeper than any request's.
+    Another version of the protocol, or none, is a ProtocolVersionError; what `pack` did not write,
+    or fields longer or deeper than any request's, are a ValueError.
     """
     try:
         text = str(record.config_records[_FIELDS]["json"])
@@ -131,10 +125,7 @@ def digest(message_type: str, record: RecordDict | Packed) -> bytes:
     The message type goes in first: one content sent as two types asks for two functions of the
     data. Every part goes in behind its length: no choice of names, types or bytes makes two
     requests read alike. Otherwise a server could have two of them answered with the same noise.
-
-    Args:
-        message_type: type of the message, for example ``"train.dp_sinkhorn"``.
-        record: result of `pack` or of `packed`; both have the same digest.
+    Results of `pack` and of `packed` have the same digest.
     """
     fields, arrays = _parts(record)
     state = hashlib.sha256()

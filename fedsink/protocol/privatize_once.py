@@ -32,22 +32,16 @@ class LocalPlan:
 
     The guarantee is ε_x + ε_l local differential privacy (replace-one, per record) by
     summation, with the image mechanism's δ.
-
-    Attributes:
-        mechanism: name of a local mechanism (`fedsink.privacy.LOCAL_MECHANISMS`).
-        map: f, the data-independent map whose image has a public diameter.
-        epsilon: ε_x, the image's share.
-        delta: δ of a mechanism that needs one, else 0.
-        label_epsilon: ε_l, randomized response on the label; None: no label leaves.
-        classes: number of public classes.
     """
 
-    mechanism: str
-    map: Map
-    epsilon: float
-    delta: float = 0.0
-    label_epsilon: float | None = None
-    classes: int = 1
+    mechanism: str  # name of a local mechanism (`fedsink.privacy.LOCAL_MECHANISMS`)
+    map: Map  # f, the data-independent map whose image has a public diameter
+    epsilon: float  # ε_x, the image's share
+    delta: float = 0.0  # δ of a mechanism that needs one, else 0
+    label_epsilon: float | None = (
+        None  # ε_l, randomized response on the label; None: no label leaves
+    )
+    classes: int = 1  # number of public classes
 
     def __post_init__(self) -> None:
         mechanism = local_mechanism(self.mechanism)
@@ -110,29 +104,18 @@ class LocalPlan:
 
 @dataclass(frozen=True)
 class PrivatizeRequest(Packable):
-    """Asks for one chunk of a client's privatized records.
-
-    Attributes:
-        plan: releases each record of the client once.
-        chunk: which chunk, from 0.
-        chunk_size: records per chunk.
-        run: public name of the run that asks; a node's ledger keeps runs apart by it.
-    """
+    """Asks for one chunk of a client's privatized records."""
 
     kind = "privatize request"
 
-    plan: Annotated[LocalPlan, LocalPlan.from_dict]
-    chunk: Annotated[int, int]
-    chunk_size: Annotated[int, int]
-    run: Annotated[str, run_name] = UNNAMED
+    plan: Annotated[LocalPlan, LocalPlan.from_dict]  # releases each record of the client once
+    chunk: Annotated[int, int]  # from 0
+    chunk_size: Annotated[int, int]  # records per chunk
+    run: Annotated[str, run_name] = UNNAMED  # public; a node's ledger keeps runs apart by it
 
     @classmethod
     def from_record(cls, record: RecordDict) -> PrivatizeRequest:
-        """Reads and checks a request.
-
-        Raises:
-            ValueError: a field is missing or out of range.
-        """
+        """Reads and checks a request; a missing field, or one out of range, is a ValueError."""
         request = super().from_record(record)
         if request.chunk < 0 or request.chunk_size < 1:
             raise ValueError(f"No chunk {request.chunk} of size {request.chunk_size}.")
@@ -140,11 +123,7 @@ class PrivatizeRequest(Packable):
 
 
 def asked_mechanism(record: RecordDict) -> str:
-    """Returns the name of the requested image mechanism, without looking it up.
-
-    Raises:
-        ValueError: the record names no mechanism.
-    """
+    """Returns the name of the requested image mechanism, without looking it up."""
     fields, _ = unpack(record)
     try:
         name = fields["plan"]["mechanism"]

@@ -37,21 +37,18 @@ from fedsink.values import privacy_checks as checks
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-LONGEST_NAME = 200
 UNNAMED = "unnamed"
 
 
 def run_name(value: object) -> str:
-    """Returns the value if it can name a run.
+    """Returns the value if it can name a run: a node writes the name into its ledger and its log.
 
     Raises:
-        ValueError: it is not a string of 1 to 200 printable characters. A node writes the name
-            into its ledger and its log.
+        ValueError: it is not a string of 1 to 200 printable characters.
     """
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
+    if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
         raise ValueError(
-            f"A run's name must be 1 to {LONGEST_NAME} printable characters, not "
-            f"{str(value)[:40]!r}."
+            f"A run's name must be 1 to 200 printable characters, not {str(value)[:40]!r}."
         )
     return value
 
@@ -179,11 +176,7 @@ class CentralRequest(Packable):
         return self.plan.with_noise(1 / self.share)
 
     def check_use(self) -> None:
-        """Refuses a round that is not the plan's, or noise that float32 cannot hold.
-
-        Raises:
-            ValueError: says what is wrong.
-        """
+        """Refuses a round that is not the plan's, or noise that float32 cannot hold."""
         if self.round < 1 or self.round > self.plan.rounds:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
         domain.ROUNDS.check_count(self.plan.rounds)
@@ -199,8 +192,7 @@ class CentralRequest(Packable):
     def shared_noise(self, size: int) -> IntegerGaussian | None:
         """Returns the mechanism of a reply with `size` values a use; None: no noise is shared.
 
-        Raises:
-            PrivacyError: the noise does not fit into the integers.
+        Noise that does not fit into the integers is a PrivacyError.
         """
         if self.fixed_point is None or not self.plan.protected:
             return None
@@ -231,11 +223,7 @@ class CentralRequest(Packable):
 
 
 def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:
-    """Refuses public rows that are no finite matrix, or labels that are none of the classes.
-
-    Raises:
-        ValueError: says what is wrong.
-    """
+    """Refuses public rows that are no finite matrix, or labels that are none of the classes."""
     if rows.ndim != 2 or not rows.numel() or not is_float32(rows, domain.ROWS):
         raise ValueError(
             f"Rows must be a finite n×D float32 matrix within ±{domain.ROWS.high:.4g}, not "

@@ -1,8 +1,12 @@
-"""Keys of operators and nodes, and what is signed by them.
+"""Keys of operators and nodes, what is signed by them, and what a node says of itself.
 
-An operator signs each request for one node (`sign`, `signer`). A node signs the charge of one run
-(`ChargeStatement`), by a key of its own: a server asks for the statement with its last question for
-a node's identity and keeps it in nodes.json. It can leave a statement out, and cannot write or
+An operator signs each request for one node (`sign`, `signer`). A server asks for a node's identity
+before anything else: its number, the protocol it speaks, its name and a receipt for its ledger. To
+a server a receipt is a text without meaning: it keeps the receipts of all nodes, and shows all of
+them to every node that it asks. A node knows its own receipts by a key that never leaves it, and so
+finds out that its ledger was put back (`fedsink.clients.rollback`). A node signs the charge of one
+run (`ChargeStatement`), by a key of its own: a server asks for the statement with its last question
+for the identity and keeps it in nodes.json. It can leave a statement out, and cannot write or
 change one. All signatures are ed25519. What operators sign begins with ``fedsink request``, what
 nodes sign with ``fedsink node``, that of secure aggregation (`fedsink.secagg.identities`) with
 ``fedsink secagg``: none passes for another.
@@ -16,10 +20,10 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -32,25 +36,45 @@ from cryptography.hazmat.primitives.serialization import (
 from fedsink.errors import (
     BadSignatureError,
     ConfigError,
+    ProtocolVersionError,
     UnknownOperatorError,
     UnsignedRequestError,
 )
 from fedsink.privacy.files import write_once
 from fedsink.protocol.aggregation import has_trip, trip_bytes
-from fedsink.protocol.packing import digest, has_fields, packed
+from fedsink.protocol.packing import PROTOCOL_VERSION, digest, has_fields, packed
 from fedsink.secagg.identities import is_weak, verifies
 from fedsink.values import is_number, read_json
 
 if TYPE_CHECKING:
-    from flwr.app import RecordDict
+    from flwr.app import Message, RecordDict
 
 FORMAT = "fedsink charge statement 2"
 LONGEST_STATEMENT = 100_000
 """Characters of a signed statement that a server keeps."""
 
+LONGEST = 128  # characters of a node's name or a receipt
+MOST_RECEIPTS = 10_000  # that a node looks at
+IDENTITY = "query.identity"  # type of the question
+
 _PREFIX, _BYTES = "ed25519:", 32
-_OPERATOR, _STATEMENT = "operator", "statement"
+# Parts of a message.
+_OPERATOR, _STATEMENT, _IDENTITY, _SHOWN, _GIVEN = (
+    "operator", "statement", "identity", "receipts", "owner",
+)  # fmt: skip
 _BEYOND = 1e300
+
+
+def _put(record: RecordDict, part: str, **values: Any) -> None:
+    # Imported here, so that keys and statements are read where Flower is not installed.
+    from flwr.app import ConfigRecord
+
+    record[part] = ConfigRecord(values)
+
+
+def _part(record: RecordDict, part: str) -> Mapping[str, object]:
+    values: Mapping[str, object] = record.config_records.get(part, {})
+    return values
 
 
 def shown_key(public: bytes) -> str:
@@ -59,11 +83,7 @@ def shown_key(public: bytes) -> str:
 
 
 def read_key(text: str) -> bytes:
-    """Reads the public key that `shown_key` wrote.
-
-    Raises:
-        ConfigError: it is no key, or a weak key, which verifies signatures that nobody made.
-    """
+    """Reads what `shown_key` wrote; no key, or a weak one, is a ConfigError."""
     try:
         public = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
     except (binascii.Error, ValueError):
@@ -71,7 +91,7 @@ def read_key(text: str) -> bytes:
     if not text.startswith(_PREFIX) or len(public) != _BYTES:
         raise ConfigError(f"{text[:60]!r} is no public key of the form {_PREFIX}…")
     if is_weak(public):
-        raise ConfigError(
+        raise ConfigError(  # it verifies signatures that nobody made
             f"{text!r} is a weak key: anybody can sign for it. Ask its owner for the line that "
             "fedsink prints."
         )
@@ -116,12 +136,7 @@ def make_private_key(path: Path) -> None:
 
 
 def read_private_key(path: Path, if_seen: str) -> Ed25519PrivateKey:
-    """Returns the key in a file; `if_seen` is the advice where others can read it, a sentence.
-
-    Raises:
-        ConfigError: the file holds something else, or others can read it.
-        OSError: it cannot be read.
-    """
+    """Returns the key in a file; `if_seen` is the advice where others can read it, a sentence."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
         raise ConfigError(f"The key {path} has mode {mode:04o}, so others can read it. {if_seen}")
@@ -146,11 +161,8 @@ def sign(record: RecordDict, message_type: str, node: str, key: Ed25519PrivateKe
     It covers everything that a request says: its type, run, rounds, plan and rows, by
     `packing.digest`, and its trip of secure aggregation.
     """
-    from flwr.app import ConfigRecord
-
     signature = key.sign(_of_request(record, message_type, node))
-    public = key.public_key().public_bytes_raw()
-    record[_OPERATOR] = ConfigRecord({"key": public, "signature": signature})
+    _put(record, _OPERATOR, key=key.public_key().public_bytes_raw(), signature=signature)
 
 
 def signer(record: RecordDict, message_type: str, node: str, operators: Mapping[str, bytes]) -> str:
@@ -163,7 +175,7 @@ def signer(record: RecordDict, message_type: str, node: str, operators: Mapping[
         UnknownOperatorError: the signature is by a key that is none of `operators`.
         BadSignatureError: the request differs from the signed one, or is for another node.
     """
-    signed: Mapping[str, object] = record.config_records.get(_OPERATOR, {})
+    signed = _part(record, _OPERATOR)
     public, signature = signed.get("key"), signed.get("signature")
     if not isinstance(public, bytes) or not isinstance(signature, bytes):
         raise UnsignedRequestError(
@@ -215,12 +227,7 @@ class NodeIdentityKey:
 
     @classmethod
     def at(cls, folder: Path) -> Self:
-        """Returns the key in a node's state folder, made at the first call.
-
-        Raises:
-            ConfigError: the file holds no such key, or others can read it.
-            OSError: it cannot be made or read.
-        """
+        """Returns the key in a node's state folder, made at the first call."""
         make_private_key(folder / cls.FILE_NAME)
         seen = (
             "Every signature under it could be another's: remove the file, start the node, and "
@@ -239,7 +246,7 @@ class NodeIdentityKey:
         return shown_key(self.public)
 
     def sign(self, purpose: str, content: bytes) -> bytes:
-        """Returns a signature of `content`, 64 bytes, for one purpose; see `is_signed`."""
+        """Returns a signature of `content`, 64 bytes, for one purpose."""
         return self.private.sign(_of_node(purpose, content))
 
 
@@ -305,9 +312,8 @@ class ChargeStatement:
         Guarantees:
             - No part of a statement can be changed without the node's key.
 
-        Raises:
-            ValueError: the values are no signed statement.
-            BadSignatureError: the signature is not that key's for this statement.
+        Values that are no signed statement are a ValueError, a signature that is not that key's
+        for this statement is a BadSignatureError.
         """
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise ValueError(f"it is no {FORMAT}, which its owner gets by fedsink ledger statement")
@@ -331,31 +337,91 @@ def _canonical(said: object) -> bytes:
     return text.encode()
 
 
+# What a node says of itself, and what a server shows it
+
+
+def identity_query(node: int) -> Message:
+    """Returns the question for a node's identity."""
+    from flwr.app import Message, RecordDict
+
+    return Message(RecordDict(), dst_node_id=node, message_type=IDENTITY)
+
+
+def identity_record(client: int) -> RecordDict:
+    """Returns a node's answer."""
+    from flwr.app import RecordDict
+
+    record = RecordDict()
+    _put(record, _IDENTITY, client=client, protocol=PROTOCOL_VERSION)
+    return record
+
+
+def stated_client(record: RecordDict) -> int:
+    """Returns the client's number in an answer of a node that speaks this version."""
+    stated = _part(record, _IDENTITY)
+    version, client = stated.get("protocol"), stated.get("client")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolVersionError(version, PROTOCOL_VERSION)
+    if isinstance(client, bool) or not isinstance(client, int) or client < 0:
+        raise ValueError(f"{str(client)[:40]!r} is no client's number.")
+    return client
+
+
+def show_receipts(record: RecordDict, receipts: Iterable[str]) -> None:
+    """Adds the receipts that a server keeps to its question for a node's identity."""
+    _put(record, _SHOWN, receipts=list(receipts))
+
+
+def shown_receipts(record: RecordDict) -> list[str]:
+    """Returns the receipts in a question: a short list of short texts, or a ValueError."""
+    shown = _part(record, _SHOWN).get("receipts", [])
+    if (
+        not isinstance(shown, list)
+        or len(shown) > MOST_RECEIPTS
+        or not all(isinstance(text, str) and len(text) <= LONGEST for text in shown)
+    ):
+        raise ValueError(f"A server shows at most {MOST_RECEIPTS} receipts, each a short text.")
+    return shown
+
+
+class Given(NamedTuple):
+    """Name of a node under a policy, and a receipt for its ledger."""
+
+    name: str
+    receipt: str
+
+
+def give(record: RecordDict, given: Given) -> None:
+    """Adds a node's name and receipt to its answer."""
+    _put(record, _GIVEN, **given._asdict())
+
+
+def given_by(record: RecordDict) -> Given | None:
+    """Returns the name and the receipt in a node's answer; None where either is unusable."""
+    values = _part(record, _GIVEN)
+    given = Given(str(values.get("name", "")), str(values.get("receipt", "")))
+    return given if all(0 < len(text) <= LONGEST for text in given) else None
+
+
 def ask_statement(record: RecordDict, run: str) -> None:
     """Adds the wish for a statement on a run to a question for a node's identity."""
-    from flwr.app import ConfigRecord
-
-    record[_STATEMENT] = ConfigRecord({"run": run})
+    _put(record, _STATEMENT, run=run)
 
 
 def asked_run(record: RecordDict) -> str | None:
     """Returns the run that a question wants a statement on, or None."""
-    values: Mapping[str, object] = record.config_records.get(_STATEMENT, {})
-    run = values.get("run")
+    run = _part(record, _STATEMENT).get("run")
     return run if isinstance(run, str) else None
 
 
 def give_statement(record: RecordDict, signed: Mapping[str, Any]) -> None:
     """Adds a signed statement to a node's answer."""
-    from flwr.app import ConfigRecord
-
-    record[_STATEMENT] = ConfigRecord({"signed": json.dumps(signed)})
+    _put(record, _STATEMENT, signed=json.dumps(signed))
 
 
 def given_statement(record: RecordDict) -> dict[str, Any] | None:
     """Returns the signed statement in a node's answer; None where there is no valid one."""
-    values: Mapping[str, object] = record.config_records.get(_STATEMENT, {})
-    text = values.get("signed")
+    text = _part(record, _STATEMENT).get("signed")
     if not isinstance(text, str) or len(text) > LONGEST_STATEMENT:
         return None
     try:

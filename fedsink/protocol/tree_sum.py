@@ -40,13 +40,8 @@ POOLED_BLOCK = 512
 class TreeSum:
     """Adds tensors of blocks of growing numbers along the tree of these numbers.
 
-    Floats are added in float64, integers in int64.
-
-    Holds about log₂ of the number of blocks as partial sums.
-
-    Args:
-        lo: the first block that is added here.
-        hi: behind the last one; None where no block with a larger number exists.
+    Floats are added in float64, integers in int64, of the blocks lo ≤ b < hi (None: to the last
+    there is). It holds about log₂ of the number of blocks as partial sums.
     """
 
     def __init__(self, lo: int = 0, hi: int | None = None) -> None:
@@ -57,8 +52,7 @@ class TreeSum:
     def add(self, block: int, values: Tensor) -> None:
         """Adds one more client's values to a block, or the part that another sum returned for it.
 
-        Raises:
-            ValueError: the number is below that of the last one, or not of this range.
+        A number below that of the last one, or not of this range, is a ValueError.
         """
         if self._parts and block == self._parts[-1][0]:
             self._add_to_last(values)
@@ -69,14 +63,9 @@ class TreeSum:
     def add_block(self, block: int, replies: Tensor) -> bool:
         """Adds the float32 or int64 replies of a whole block of clients, (k, ...), at once.
 
-        Floats are added up in float32 first, unless that overflows: a sum of eight loses
-        little more than a bit of a reply, and one addition in float64 replaces eight.
-
-        Returns:
-            True if every value of the replies is finite.
-
-        Raises:
-            ValueError: the block is not behind the last one, or not of this range.
+        Floats are added up in float32 first, unless that overflows: a sum of eight loses little
+        more than a bit of a reply, and one addition in float64 replaces eight. Returns True if
+        every value of the replies is finite.
         """
         if self._parts and block == self._parts[-1][0]:
             raise ValueError(f"Block {block} was added already.")
@@ -98,11 +87,7 @@ class TreeSum:
         return list(self._parts)
 
     def total(self) -> Tensor:
-        """The sum of everything that was added.
-
-        Raises:
-            ValueError: nothing was added, or blocks outside the range belong in between.
-        """
+        """The sum of everything that was added, unless a block of another range lies between."""
         parts = self.parts()
         if len(parts) != 1:
             raise ValueError(f"There are {len(parts)} partial sums, not one.")

@@ -16,7 +16,7 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.exchange import Roster
 from fedsink.protocol.failure_codes import MEANING
-from fedsink.protocol.node_identity import identity_query, stated_client
+from fedsink.protocol.signing import identity_query, stated_client
 from fedsink.strategies.strategy_settings import Quorum, StrategySettings
 
 T = TypeVar("T")

@@ -36,9 +36,8 @@ from fedsink.privacy.plan import PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import unpack_requests
 from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.gs_wgan import CriticRequest
-from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.signing import shown_key, sign
+from fedsink.protocol.signing import given_by, shown_key, sign
 
 from ..support.policies import limits
 from ..support.tiny import CLASSES

@@ -16,9 +16,8 @@ from fedsink.models import build
 from fedsink.models.critics import CriticTraining
 from fedsink.models.weights import flat_weights
 from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan
-from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
-from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
 from ..support.requests import gradient_request, pack_requests, plan_of

@@ -26,10 +26,9 @@ from fedsink.clients.node import close_nodes
 from fedsink.clients.replies import unseal
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import BatchClip, CriticClip, JointSchedule, PrivacyPlan
-from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 from fedsink.protocol.failure_codes import MEANING, REFUSED
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
-from fedsink.protocol.objective import Objective
 
 from ..support.policies import CENTRAL, limits, policy
 from ..support.requests import gradient_request

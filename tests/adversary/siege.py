@@ -33,10 +33,10 @@ from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_requests
 from fedsink.protocol.failure_codes import FAILED, MALFORMED, MEANING, OTHER_VERSION, REFUSED
 from fedsink.protocol.gs_wgan import CriticRequest
-from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.packing import PROTOCOL_VERSION, unpack
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.requests import CentralRequest
+from fedsink.protocol.signing import given_by
 
 from .besieged import HOLDINGS, BesiegedNode, Place
 from .honest import CRITIC, GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind

@@ -27,9 +27,8 @@ from fedsink.protocol.aggregation import (
     put_trip,
     sum_name,
 )
-from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 from fedsink.protocol.failure_codes import MEANING
-from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import digest, pack
 from fedsink.protocol.signing import NodeIdentityKey
 from fedsink.secagg.client import ClientSession

@@ -10,8 +10,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsink.protocol.failure_codes import BAD_SIGNATURE, MALFORMED, UNKNOWN_OPERATOR, UNSIGNED
-from fedsink.protocol.node_identity import LONGEST, MOST_RECEIPTS, given_by, show_receipts
-from fedsink.protocol.signing import shown_key, sign
+from fedsink.protocol.signing import (
+    LONGEST,
+    MOST_RECEIPTS,
+    given_by,
+    show_receipts,
+    shown_key,
+    sign,
+)
 
 from .honest import GRADIENT, IDENTITY, KINDS, SHAPES, Honest, with_fields
 from .messages import DEEP

@@ -19,8 +19,7 @@ from fedsink.clients.node import close_nodes
 from fedsink.data import sources
 from fedsink.protocol.aggregation import TRIPS, Trip, put_trip, sum_name
 from fedsink.protocol.failure_codes import FAILED, MEANING
-from fedsink.protocol.node_identity import show_receipts
-from fedsink.protocol.signing import ask_statement
+from fedsink.protocol.signing import ask_statement, show_receipts
 from fedsink.secagg.parameters import Parameters
 
 from ..support.consortium import KIND, Consortium, shared

@@ -10,8 +10,7 @@ from torch import Tensor
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.flower_internals import become
 from fedsink.privacy import Stream
-from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 
 from ..support import streams
 from ..support.policies import limits, policy

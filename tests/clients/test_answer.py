@@ -22,17 +22,17 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models import build
 from fedsink.protocol.dp_sinkhorn import GradientReply, unpack_replies
-from fedsink.protocol.node_identity import (
+from fedsink.protocol.packing import PROTOCOL_VERSION
+from fedsink.protocol.privatize_once import PrivatizeReply, asked_mechanism
+from fedsink.protocol.signing import (
     Given,
     give,
     given_by,
     identity_record,
     shown_receipts,
+    signer,
     stated_client,
 )
-from fedsink.protocol.packing import PROTOCOL_VERSION
-from fedsink.protocol.privatize_once import PrivatizeReply, asked_mechanism
-from fedsink.protocol.signing import signer
 
 from ..adversary.honest import (
     CRITIC,

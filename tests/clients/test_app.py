@@ -21,9 +21,8 @@ from fedsink.data.maps import PointBall
 from fedsink.data.sources import notes
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import PrivacyPlan
-from fedsink.protocol.dp_sinkhorn import GradientReply, unpack_replies
+from fedsink.protocol.dp_sinkhorn import GradientReply, Objective, unpack_replies
 from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED, RUN_TAKEN
-from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 

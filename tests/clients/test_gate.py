@@ -27,8 +27,8 @@ from fedsink.clients.replies import ReplyStore
 from fedsink.errors import PrivacyError, ReleaseRefusedError, RunTakenError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, SecretKey
 from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.objective import Objective
 
 from ..support.requests import GRID, gradient_request, pack_requests, plan_of
 from ..support.tiny import CLASSES, tiny_clients, with_secret_key

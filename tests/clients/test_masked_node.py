@@ -44,9 +44,8 @@ from fedsink.protocol.failure_codes import (
     UNTRUSTED_PEER,
     WEAK_THRESHOLD,
 )
-from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.packing import pack
-from fedsink.protocol.signing import NodeIdentityKey, shown_key, sign
+from fedsink.protocol.signing import NodeIdentityKey, given_by, shown_key, sign
 from fedsink.secagg.identities import certify
 from fedsink.secagg.parameters import Parameters
 from fedsink.server.masked_grid import MaskedGrid

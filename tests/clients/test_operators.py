@@ -22,8 +22,7 @@ from fedsink.data.partition import Iid
 from fedsink.errors import ConfigError
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import BAD_SIGNATURE, REFUSED, UNKNOWN_OPERATOR, UNSIGNED
-from fedsink.protocol.node_identity import given_by
-from fedsink.protocol.signing import shown_key, sign
+from fedsink.protocol.signing import given_by, shown_key, sign
 
 Make = Callable[..., GradientRequest]
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))

@@ -29,8 +29,8 @@ from fedsink.errors import LedgerError, PrivacyError, RolledBackError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED, ROLLED_BACK
-from fedsink.protocol.node_identity import MOST_RECEIPTS, given_by, show_receipts
 from fedsink.protocol.packing import digest
+from fedsink.protocol.signing import MOST_RECEIPTS, given_by, show_receipts
 
 from ..support.asking import gradient
 

@@ -36,9 +36,8 @@ from fedsink.clients.runner_process import SURROUNDINGS, RunnerProcess
 from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
 from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import become
-from fedsink.protocol.dp_sinkhorn import unpack_replies
+from fedsink.protocol.dp_sinkhorn import Objective, unpack_replies
 from fedsink.protocol.failure_codes import FAILED, MALFORMED
-from fedsink.protocol.objective import Objective
 from fedsink.protocol.signing import make_private_key, shown_key
 
 from ..support.hospital import CLASSES, SHAPE, hospital

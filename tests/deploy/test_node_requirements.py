@@ -18,7 +18,7 @@ from flwr.app import Message
 
 from fedsink.commands import AT_A_NODE, COMMANDS
 from fedsink.flower_internals import become
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import Objective
 
 from ..support.hospital import CLASSES, SHAPE, hospital
 from ..support.requests import gradient_request, plan_of

@@ -127,6 +127,14 @@ class Submitter:
             write_atomic(folder / name, content)
 
 
+def failed(nodes: Nodes, config: dict[str, Any], *errors: type[Exception]) -> dict[str, Any]:
+    """Runs what ends in one of these errors; returns what the submitter is told."""
+    submitter = Submitter()
+    with pytest.raises(errors):
+        run_deployed(nodes, config, submitter)
+    return submitter.failure
+
+
 @pytest.mark.parametrize("overrides", [CENTRAL, LOCAL], ids=["central", "ldp"])
 def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
     tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes], overrides: tuple[str, ...],
@@ -195,19 +203,12 @@ def test_a_run_starts_from_public_weights_that_lie_at_the_server(
     tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
     trained = start(
-        compose_config(
-            [
-                "public=true",
-                "data.name=glyphs",
-                "data.nominal_records=20000",
-                "eps=inf",
-                "rounds=2",
-                "engine=local",
-                "seed=0",
-            ]
-        ),
+        compose_config([
+            "public=true", "data.name=glyphs", "data.nominal_records=20000", "eps=inf", "rounds=2",
+            "engine=local", "seed=0",
+        ]),
         tmp_path / "trained",
-    )
+    )  # fmt: skip
     (tmp_path / "starts").mkdir()
     trained.rename(tmp_path / "starts" / "glyphs-1")
     submitter = Submitter()
@@ -233,12 +234,12 @@ def test_a_logger_without_its_package_is_told_by_the_server_alone(
     folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsink.reporting.loggers.find_spec", lambda name: None)
-    keys, submitter, nodes = submitted(*CENTRAL, "log=mlflow"), Submitter(), grid()
-    with pytest.raises(ConfigError, match="log=mlflow needs the package mlflow"):
-        run_deployed(nodes, keys, submitter)
+    nodes = grid()
+    told = failed(nodes, submitted(*CENTRAL, "log=mlflow"), ConfigError)["message"]
     assert not folder.path.exists()
     assert nodes.asked == []
-    assert "pip install mlflow" in submitter.failure["message"]
+    assert "log=mlflow needs the package mlflow" in told
+    assert "pip install mlflow" in told
 
 
 @pytest.mark.medium
@@ -246,13 +247,11 @@ def test_a_refusal_is_told_with_the_client_and_without_its_reason(
     folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
     """Node 1 allows clip bounds up to 3."""
-    submitter = Submitter()
-    with pytest.raises(ClientError):
-        run_deployed(grid(), submitted(*CENTRAL, "strategy.bound=6"), submitter)
-    assert submitter.failure["exit_code"] == 1
-    assert "in rounds 1 to 10, client 1 refused the request" in submitter.failure["message"]
-    assert "bound" not in submitter.failure["message"]
-    assert json.loads(folder.failed.read_text()) == submitter.failure
+    told = failed(grid(), submitted(*CENTRAL, "strategy.bound=6"), ClientError)
+    assert told["exit_code"] == 1
+    assert "in rounds 1 to 10, client 1 refused the request" in told["message"]
+    assert "bound" not in told["message"]
+    assert json.loads(folder.failed.read_text()) == told
 
 
 @pytest.mark.medium
@@ -268,16 +267,12 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
         return answer([m for m in messages if not second or client_of(m.metadata.dst_node_id) != 1])
 
     nodes.execute = execute  # type: ignore[method-assign]
-    submitter = Submitter()
-    with pytest.raises(ClientError):
-        run_deployed(nodes, submitted(*CENTRAL, "engine.timeout=0.5"), submitter)
+    told = failed(nodes, submitted(*CENTRAL, "engine.timeout=0.5"), ClientError)["message"]
     assert checkpoint.load(folder.checkpoint)[1]["round"] == 10  # made when the round failed
-    assert "1 of 2 clients did not answer" in submitter.failure["message"]
-    fetching = Submitter()
-    with pytest.raises(ClientError):
-        run_deployed(grid(), submitted(action="fetch"), fetching)
-    assert "The run run has not ended (While computing gradients" in fetching.failure["message"]
-    assert fetching.failure["message"].endswith("fedsink deploy app=… superlink=… resume=run.")
+    assert "1 of 2 clients did not answer" in told
+    told = failed(grid(), submitted(action="fetch"), ClientError)["message"]
+    assert "The run run has not ended (While computing gradients" in told
+    assert told.endswith("fedsink deploy app=… superlink=… resume=run.")
     for action in ("resume", "fetch", "resume"):  # a finished run has its results to give again
         nodes, submitter = grid(), Submitter()
         run_deployed(nodes, submitted(action=action), submitter)
@@ -345,19 +340,25 @@ def test_results_that_are_too_large_for_a_log_are_named(
 ) -> None:
     monkeypatch.setattr("fedsink.deployment.results.CHUNK", 10_000)
     monkeypatch.setattr("fedsink.deployment.results.MOST_FRAMES", 1)
-    submitter = Submitter()
-    with pytest.raises(TransferError):
-        run_deployed(grid(), submitted(*LOCAL), submitter)
-    assert "are more than the 10000 that one transfer may hold" in submitter.failure["message"]
+    told = failed(grid(), submitted(*LOCAL), TransferError)["message"]
+    assert "are more than the 10000 that one transfer may hold" in told
     assert folder.finished
 
 
 @pytest.mark.medium
 def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
-    submitter = Submitter()
-    with pytest.raises(ClientError):
-        run_deployed(grid(1), submitted(*CENTRAL, "engine.wait=0"), submitter)
-    assert "1 of 2 clients are connected after 0 s" in submitter.failure["message"]
+    told = failed(grid(1), submitted(*CENTRAL, "engine.wait=0"), ClientError)["message"]
+    assert "1 of 2 clients are connected after 0 s" in told
+
+
+def refused(folder: RunFolder, nodes: Nodes, overrides: Sequence[str], message: str) -> None:
+    composed = compose_config(["engine=deploy", "data.root=null", *overrides])
+    config = {"name": "run", "action": "run", "config": json.dumps(composed)}
+    told = failed(nodes, config, ConfigError, PrivacyError, ModelError)
+    assert told["exit_code"] == 2
+    assert message in told["message"]
+    assert nodes.asked == []
+    assert not folder.path.exists()
 
 
 @pytest.mark.quick("overrides[0-4]-*")
@@ -401,32 +402,18 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
     ],
 )
 def test_a_bad_configuration_is_told_and_costs_no_message(
-    folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch,
-    overrides: tuple[str, ...], message: str,
-) -> None:  # fmt: skip
+    folder: RunFolder, grid: Callable[..., Nodes], overrides: tuple[str, ...], message: str
+) -> None:
     """The server trusts no submitter to have checked the configuration."""
-    nodes, submitter = grid(), Submitter()
-    composed = compose_config(["engine=deploy", "data.root=null", *CENTRAL, *overrides])
-    config = {"name": "run", "action": "run", "config": json.dumps(composed)}
-    with pytest.raises((ConfigError, PrivacyError, ModelError)):
-        run_deployed(nodes, config, submitter)
-    assert submitter.failure["exit_code"] == 2
-    assert message in submitter.failure["message"]
-    assert nodes.asked == []
-    assert not folder.path.exists()
+    refused(folder, grid(), (*CENTRAL, *overrides), message)
 
 
 def test_real_nodes_are_never_asked_for_the_published_form(
     folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
-    nodes, submitter = grid(), Submitter()
     form = ("strategy=gs_wgan", "strategy.published=true", "strategy.critics=1", "clients=2")
-    composed = compose_config(["engine=deploy", "data.root=null", *form])
-    config = {"name": "run", "action": "run", "config": json.dumps(composed)}
-    with pytest.raises(ConfigError, match=r"takes no strategy\.published=True: real"):
-        run_deployed(nodes, config, submitter)
-    assert "never answer the published form" in submitter.failure["message"]
-    assert nodes.asked == []
+    why = "takes no strategy.published=True: real nodes never answer the published form"
+    refused(folder, grid(), form, why)
 
 
 @pytest.mark.quick("changed[027]-*")
@@ -450,28 +437,23 @@ def test_real_nodes_are_never_asked_for_the_published_form(
 def test_what_no_submitter_of_fedsink_sends_is_refused_and_leaves_nothing(
     tmp_path: Path, grid: Callable[..., Nodes], changed: dict[str, str], message: str
 ) -> None:
-    nodes, submitter = grid(), Submitter()
-    before = {path for path in tmp_path.rglob("*") if "node-" not in str(path)}
-    with pytest.raises((ConfigError, CheckpointError)):
-        run_deployed(nodes, submitted(*CENTRAL) | changed, submitter)
-    assert message in submitter.failure["message"]
+    nodes = grid()
+    told = failed(nodes, submitted(*CENTRAL) | changed, ConfigError, CheckpointError)
+    assert message in told["message"]
     assert nodes.asked == []
-    after = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} - {
-        path.relative_to(tmp_path).as_posix() for path in before
-    }
-    assert {name for name in after if "node-" not in name} <= {"runs", "locks", "locks/run"}
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    assert {name for name in left if "node-" not in name} <= {"runs", "locks", "locks/run"}
 
 
 def test_a_defect_is_told_too(folder: RunFolder, grid: Callable[..., Nodes]) -> None:
-    nodes, submitter = grid(), Submitter()
+    nodes = grid()
 
     def broken(messages: Sequence[Message]) -> list[Message]:
         raise RuntimeError("the link is down")
 
     nodes.execute = broken  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError):
-        run_deployed(nodes, submitted(*CENTRAL), submitter)
-    assert submitter.failure == {"message": "RuntimeError: the link is down.", "exit_code": 1}
+    told = failed(nodes, submitted(*CENTRAL), RuntimeError)
+    assert told == {"message": "RuntimeError: the link is down.", "exit_code": 1}
 
 
 def test_a_name_that_is_taken_is_not_overwritten(
@@ -480,11 +462,10 @@ def test_a_name_that_is_taken_is_not_overwritten(
     folder.path.mkdir(parents=True)
     folder.path.parent.chmod(0o700)
     folder.config.write_text("a: 1\n")
-    submitter = Submitter()
-    with pytest.raises(ConfigError, match="The server holds a run run already"):
-        run_deployed(grid(), submitted(*CENTRAL), submitter)
-    with pytest.raises(CheckpointError, match=r"is not a run's configuration: 'run'"):
-        run_deployed(grid(), submitted(action="resume"), Submitter())
+    told = failed(grid(), submitted(*CENTRAL), ConfigError)["message"]
+    assert "The server holds a run run already" in told
+    told = failed(grid(), submitted(action="resume"), CheckpointError)["message"]
+    assert "is not a run's configuration: 'run'" in told
     assert [path.name for path in folder.path.iterdir()] == ["config.yaml"]
 
 

@@ -14,7 +14,7 @@ from fedsink.deployment.node_grid import CLIENTS_OWN, NodeGrid, Patience
 from fedsink.errors import ClientError
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.failure_codes import OTHER_VERSION, REFUSED
-from fedsink.protocol.node_identity import identity_record
+from fedsink.protocol.signing import identity_record
 from fedsink.simulation.grid import SimulationGrid
 
 GONE = 5  # Flower's code for a node that is not connected
@@ -105,54 +105,36 @@ def seconds(call: Callable[[], object]) -> float:
     return time.monotonic() - started
 
 
-def test_everybody_answers_and_nothing_is_waited_for() -> None:
+OF = {101: "of 101", 102: "of 102", 103: "of 103"}
+
+
+@pytest.mark.parametrize(
+    ("wait", "needed", "timeout", "answers", "least", "most", "replies"),
+    [
+        (60.0, None, None, {}, 0.0, 1.0, {}),
+        (0.3, 2, None, {102: silent}, 0.3, 2.0, {102: None}),
+        (0.05, None, 0.4, {102: silent}, 0.4, 2.0, {102: None}),
+        (60.0, 2, None, {102: failing(GONE)}, 0.0, 1.0, {102: GONE}),
+        (60.0, None, None, {101: failing(REFUSED), 102: silent}, 0.0, 1.0,
+         {101: REFUSED, 102: None}),
+    ],
+    ids=["everybody answers", "a quorum, when the time is up", "no quorum, until the end",
+         "a quorum, and the other is gone", "refusals leave no quorum"],
+)  # fmt: skip
+def test_a_round_ends(
+    wait: float, needed: int | None, timeout: float | None, answers: dict[int, Answer],
+    least: float, most: float, replies: dict[int, Any],
+) -> None:  # fmt: skip
     link = Link(3)
-    of = grid(link, round=60.0)
+    of = grid(link, round=wait)
     assert dict(of.roster()) == {0: 101, 1: 102, 2: 103}
-    replies: list[Message] = []
-    assert seconds(lambda: replies.extend(of.send_and_receive(exchange(of)))) < 1.0
-    assert said(replies) == {101: "of 101", 102: "of 102", 103: "of 103"}
-    assert link.asked.count((101, "query.identity")) == 1
     assert of.roster() is of.roster()
-
-
-def test_a_quorum_is_enough_when_the_rounds_time_is_up_and_not_before() -> None:
-    link = Link(3)
-    of = grid(link, round=0.3)
-    asked = exchange(of, needed=2)
-    link.answer[102] = silent
-    replies: list[Message] = []
-    assert 0.3 <= seconds(lambda: replies.extend(of.send_and_receive(asked))) < 2.0
-    assert said(replies) == {101: "of 101", 103: "of 103"}
-
-
-def test_without_the_quorum_the_round_goes_on_to_its_end() -> None:
-    link = Link(3)
-    of = grid(link, round=0.05)
-    asked = exchange(of)
-    link.answer[102] = silent
-    replies: list[Message] = []
-    assert seconds(lambda: replies.extend(of.send_and_receive(asked, timeout=0.4))) >= 0.4
-    assert said(replies) == {101: "of 101", 103: "of 103"}
-
-
-def test_nobody_is_waited_for_who_is_gone_once_there_is_a_quorum() -> None:
-    link = Link(3)
-    of = grid(link, round=60.0)
-    asked = exchange(of, needed=2)
-    link.answer[102] = failing(GONE)
-    replies: list[Message] = []
-    assert seconds(lambda: replies.extend(of.send_and_receive(asked))) < 1.0
-    assert said(replies) == {101: "of 101", 102: GONE, 103: "of 103"}
-
-
-def test_refusals_that_leave_no_quorum_end_the_round() -> None:
-    link = Link(3)
-    of = grid(link, round=60.0)
-    link.answer[101], link.answer[102] = failing(REFUSED), silent
-    replies: list[Message] = []
-    assert seconds(lambda: replies.extend(of.send_and_receive(exchange(of)))) < 1.0
-    assert said(replies) == {101: REFUSED, 103: "of 103"}
+    asked = exchange(of, needed)
+    link.answer |= answers
+    got: list[Message] = []
+    assert least <= seconds(lambda: got.extend(of.send_and_receive(asked, timeout=timeout))) < most
+    assert said(got) == {node: text for node, text in (OF | replies).items() if text is not None}
+    assert link.asked.count((101, "query.identity")) == 1
 
 
 def test_what_comes_late_is_never_looked_at() -> None:

@@ -13,15 +13,15 @@ from flwr.app import Message, RecordDict
 from fedsink.deployment.node_grid import NodeGrid, Patience
 from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import BadSignatureError, UnsignedRequestError
-from fedsink.protocol.node_identity import (
+from fedsink.protocol.packing import pack
+from fedsink.protocol.signing import (
     Given,
     give,
     identity_query,
     identity_record,
     shown_receipts,
+    signer,
 )
-from fedsink.protocol.packing import pack
-from fedsink.protocol.signing import signer
 from fedsink.simulation.grid import SimulationGrid
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))

@@ -24,8 +24,7 @@ from fedsink.privacy import (
     ReproducibleKey,
     Stream,
 )
-from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 from fedsink.protocol.privatize_once import LocalPlan
 
 SHAPE, CLASSES, ROWS, RECORDS, RATE = (1, 28, 28), 10, 50, 60, 0.1

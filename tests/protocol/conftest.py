@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
-from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 
 
 @pytest.fixture

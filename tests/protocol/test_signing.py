@@ -7,7 +7,6 @@ import copy
 import json
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,12 @@ from hypothesis import strategies as st
 from fedsink.errors import (
     BadSignatureError,
     ConfigError,
+    ProtocolVersionError,
     UnknownOperatorError,
     UnsignedRequestError,
 )
 from fedsink.protocol.aggregation import Trip, put_trip
-from fedsink.protocol.packing import digest, pack
+from fedsink.protocol.packing import PROTOCOL_VERSION, digest, pack
 from fedsink.protocol.signing import (
     LONGEST_STATEMENT,
     ChargeStatement,
@@ -36,12 +36,14 @@ from fedsink.protocol.signing import (
     asked_run,
     give_statement,
     given_statement,
+    identity_record,
     is_signed,
     read_key,
     read_keys,
     shown_key,
     sign,
     signer,
+    stated_client,
 )
 from fedsink.secagg.parameters import Parameters
 
@@ -76,30 +78,19 @@ def test_who_has_not_signed_or_is_not_known_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("other", "kind", "node"),
     [
-        lambda record: (record, KIND, "b2"),  # another node
-        lambda record: (record, "train.parameter_gradient", NODE),
-        lambda record: (
-            RecordDict({**request(round=2), "operator": record["operator"]}),
-            KIND,
-            NODE,
-        ),
-        lambda record: (
-            RecordDict({**request(run="s"), "operator": record["operator"]}),
-            KIND,
-            NODE,
-        ),
-        lambda record: (
-            RecordDict({**request(rows=2.0**-20), "operator": record["operator"]}),
-            KIND,
-            NODE,
-        ),
+        ({}, KIND, "b2"), ({}, "train.parameter_gradient", NODE), ({"round": 2}, KIND, NODE),
+        ({"run": "s"}, KIND, NODE), ({"rows": 2.0**-20}, KIND, NODE),
     ],
-)
-def test_a_signature_is_for_one_request_to_one_node(change: Callable[..., Any]) -> None:
+)  # fmt: skip
+def test_a_signature_is_for_one_request_to_one_node(
+    other: dict[str, Any], kind: str, node: str
+) -> None:
+    record = request(**other)
+    record["operator"] = signed()["operator"]
     with pytest.raises(BadSignatureError, match="signature of lab is not for this request"):
-        signer(*change(signed()), PUBLIC)
+        signer(record, kind, node, PUBLIC)
 
 
 def test_a_signature_covers_request_and_trip_of_a_masked_answer() -> None:
@@ -126,19 +117,21 @@ def test_a_key_is_known_by_all_of_its_bytes(length: int) -> None:
             signer(signed(OTHER), KIND, NODE, {"lab": known})
 
 
-@pytest.mark.parametrize("signature", [b"", b"\0" * 64, bytes(63), b"x" * 1000])
-def test_hostile_signatures_are_bad(signature: bytes) -> None:
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        *(({"key": PUBLIC["lab"], "signature": signature}, BadSignatureError)
+          for signature in (b"", b"\0" * 64, bytes(63), b"x" * 1000)),
+        *((values, UnsignedRequestError)
+          for values in ({}, {"key": "text", "signature": "text"}, {"key": b"x"})),
+    ],
+)  # fmt: skip
+def test_hostile_signatures_are_bad_and_half_a_signature_is_none(
+    values: dict[str, Any], error: type[Exception]
+) -> None:
     record = signed()
-    record["operator"] = ConfigRecord({"key": PUBLIC["lab"], "signature": signature})
-    with pytest.raises(BadSignatureError):
-        signer(record, KIND, NODE, PUBLIC)
-
-
-@pytest.mark.parametrize("values", [{}, {"key": "text", "signature": "text"}, {"key": b"x"}])
-def test_half_a_signature_is_none(values: dict[str, Any]) -> None:
-    record = request()
     record["operator"] = ConfigRecord(values)
-    with pytest.raises(UnsignedRequestError):
+    with pytest.raises(error):
         signer(record, KIND, NODE, PUBLIC)
 
 
@@ -317,18 +310,14 @@ def test_hostile_values_are_a_clear_error(value: Any, where: str) -> None:
         assert signed == SAID.signed(IDENTITY)
 
 
-def test_a_statement_of_another_format_is_refused_in_a_sentence() -> None:
+def test_another_format_and_a_weak_key_are_refused_in_a_sentence() -> None:
     """The first format said neither how noise was drawn nor whether replies were masked."""
-    old = SAID.signed(IDENTITY)
-    del old["format"]
+    signed = SAID.signed(IDENTITY)
+    old = {name: value for name, value in signed.items() if name != "format"}
     with pytest.raises(ValueError, match=r"it is no fedsink charge statement 2, .* fedsink ledger"):
         ChargeStatement.verified(old)
-
-
-def test_a_weak_key_is_refused() -> None:
-    weak = "ed25519:AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
     with pytest.raises(ValueError, match="its key is no key of a node"):
-        ChargeStatement.verified({**SAID.signed(IDENTITY), "key": weak})
+        ChargeStatement.verified({**signed, "key": shown_key(bytes([1, *bytes(31)]))})
 
 
 def test_a_question_names_a_run_and_an_answer_holds_the_statement() -> None:
@@ -343,16 +332,41 @@ def test_a_question_names_a_run_and_an_answer_holds_the_statement() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "[" * 50_000, json.dumps({**SAID.signed(IDENTITY), "signature": "AA=="})],
-    ids=["empty", "torn", "list", "deep", "forged"],
-)
-def test_a_server_keeps_only_valid_statements(text: str) -> None:
+    ["", "{", "[]", "[" * 50_000, json.dumps({**SAID.signed(IDENTITY), "signature": "AA=="}),
+     json.dumps(ChargeStatement("x" * LONGEST_STATEMENT, 0, 1, "", "", "", ()).signed(IDENTITY))],
+    ids=["empty", "torn", "list", "deep", "forged", "long"],
+)  # fmt: skip
+def test_a_server_keeps_only_valid_statements_that_are_not_long(text: str) -> None:
     answer = RecordDict({"statement": ConfigRecord({"signed": text})})
     assert given_statement(answer) is None
 
 
-def test_a_server_keeps_no_long_statement() -> None:
-    long = ChargeStatement("x" * LONGEST_STATEMENT, 0, 1, "", "", "", ()).signed(IDENTITY)
-    answer = RecordDict()
-    give_statement(answer, long)
-    assert given_statement(answer) is None
+# A node's client number, and the protocol that the node speaks
+
+
+def identity(**stated: Any) -> RecordDict:
+    return RecordDict({"identity": ConfigRecord(stated)})
+
+
+def test_a_node_says_its_number_and_version_and_nothing_else() -> None:
+    said = identity_record(7)
+    assert dict(said.config_records["identity"]) == {"client": 7, "protocol": PROTOCOL_VERSION}
+    assert len(said) == 1
+    assert stated_client(said) == 7
+
+
+@pytest.mark.parametrize(
+    "other",
+    [RecordDict(), identity(client=1), identity(client=1, protocol=2), identity(protocol="3")],
+)
+def test_another_version_is_refused(other: RecordDict) -> None:
+    with pytest.raises(ProtocolVersionError, match="install one version of fedsink on both"):
+        stated_client(other)
+
+
+@pytest.mark.parametrize("client", [-1, True, "1", 1.0, [1], b"1"])
+def test_a_number_that_is_none_is_refused(client: Any) -> None:
+    with pytest.raises(ValueError, match="is no client's number"):
+        stated_client(identity(client=client, protocol=PROTOCOL_VERSION))
+    with pytest.raises(ValueError, match="is no client's number"):
+        stated_client(identity(protocol=PROTOCOL_VERSION))

@@ -16,7 +16,7 @@ from fedsink.data.maps import PixelRange
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.virtual_clients import LocalGrid

@@ -20,9 +20,8 @@ from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.protocol.objective import Objective
 from fedsink.simulation.simulated_run import start
 from fedsink.simulation.virtual_clients import LocalGrid
 

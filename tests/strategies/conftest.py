@@ -13,7 +13,7 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.maps import PointBall
 from fedsink.models import Generator, build
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings

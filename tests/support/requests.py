@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.privacy.integer_gaussian import FixedPoint
-from fedsink.protocol.dp_sinkhorn import GradientRequest, packed_requests
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective, packed_requests
 from fedsink.protocol.requests import UNNAMED, CentralRequest
 
 from .tiny import CLASSES, SIZE

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, Clip
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.registry import Registry
 from fedsink.strategies.dp_sinkhorn.rows import Layout, SelfParts
 from fedsink.strategies.losses import Loss, find_loss

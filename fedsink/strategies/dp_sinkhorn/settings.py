@@ -21,8 +21,7 @@ from fedsink.privacy import (
     NoiseShare,
 )
 from fedsink.privacy.clips import CLIPS
-from fedsink.protocol.dp_sinkhorn import GradientReply, pack_replies
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import GradientReply, Objective, pack_replies
 from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.central_statement import OF_IMAGES, SampleOfRecords
 from fedsink.strategies.central_strategy import (

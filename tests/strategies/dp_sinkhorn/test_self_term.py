@@ -10,8 +10,7 @@ from fedsink.clients.dp_sinkhorn import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.objective import Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 from fedsink.strategies.dp_sinkhorn.rows import Layout, SelfParts
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTerm, SelfTermSettings, self_term
 from fedsink.transport import ConvergedSolver, Mixed, append_labels, self_gradient
