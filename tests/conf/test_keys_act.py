@@ -387,7 +387,7 @@ REFUSED = {
     "engine=local engine.timeout=7": "engine=ray",
     "mode=ldp rate=0.5": "mode=central",
     "data=half_circle partition=by_label": "data of more than one class",
-    "clients=1 partition.seed=3": "clients of 2 and more",
+    "clients=1 partition.seed=3": "clients above 1",
     "mode=ldp clip=batch": "mode=central",
     "mode=ldp view=pixel": "mode=central",
     "clip=batch strategy.self_term=semi_debiased strategy.history=4": "strategy.self_term=history",
