@@ -105,11 +105,7 @@ A configuration that lacks the key of a need meets it.
 
 
 def composed_run(overrides: list[str]) -> tuple[dict[str, Any], Path]:
-    """Composes the values of a simulation, and its folder.
-
-    Raises:
-        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
-    """
+    """Composes the values of a simulation, and its folder."""
     with opened():
         config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
         folder = Path(config.hydra.run.dir).expanduser().absolute()
@@ -118,12 +114,7 @@ def composed_run(overrides: list[str]) -> tuple[dict[str, Any], Path]:
 
 
 def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the configuration under Hydra overrides, every interpolation resolved.
-
-    Raises:
-        ConfigError: an override sets a key that changes nothing.
-        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
-    """
+    """Returns the configuration under Hydra overrides, every interpolation resolved."""
     return acting_values(composed(list(overrides)), overrides)
 
 
@@ -147,12 +138,7 @@ def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def acting_values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the values that were composed under overrides, every interpolation resolved.
-
-    Raises:
-        ConfigError: a key was set that changes nothing.
-        OmegaConfBaseException: a value is missing, or refers to a missing one.
-    """
+    """Returns the values that were composed under overrides, every interpolation resolved."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     if values.get("start") == "public":
         raise ConfigError(GONE["start=public"])
@@ -198,15 +184,7 @@ def refuse_idle(config: DictConfig, values: Config, overrides: Sequence[str]) ->
     """Refuses a key that was typed, or that the experiment's file sets, and that does not act.
 
     A key that an experiment takes from another one is not refused, nor a key of its file that a
-    typed key has put out of use. Null sets nothing.
-
-    Args:
-        config: as composed.
-        values: of the configuration, all interpolations resolved.
-        overrides: as typed.
-
-    Raises:
-        ConfigError: the message names the key and what it needs.
+    typed key has put out of use. Null sets nothing. `values` are those of `config`, resolved.
     """
     typed = dict(_stated(overrides))
     for key, value in typed.items():
