@@ -39,13 +39,8 @@ from .conftest import NAMES, root, scales
 
 Install = Callable[[dict[str, str], str], None]
 SHORT = (
-    "seed=0",
-    "rounds=2",
-    "clients=2",
-    "engine=local",
-    "report.pictures=0",
-    "report.html=false",
-)
+    "seed=0", "rounds=2", "clients=2", "engine=local", "report.pictures=0", "report.html=false",
+)  # fmt: skip
 BATCH = "clip=batch strategy.lam=0.5"
 PUBLISHED = f"{BATCH} strategy.schedule=joint strategy.self_term=semi_debiased strategy.m=1"
 CRITICS = "strategy=gs_wgan strategy.critics=2 strategy.critic.steps=1 strategy.critic.warm=1"
