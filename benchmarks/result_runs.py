@@ -26,7 +26,7 @@ from result_protocol import (
 )
 from result_rows import Record, any_engine, measured
 
-from fedsink.conf.acting import READ_FROM_FILES
+from fedsink.conf.acting import read_from_files
 from fedsink.errors import FedsinkError
 from fedsink.reporting.output_files import append_jsonl, write_json
 from fedsink.server.folder import RunFolder, stored_config
@@ -152,7 +152,7 @@ class Runs:
     def _rooted(self, arguments: Sequence[str]) -> list[str]:
         """Returns data.root for data that files hold: others refuse it."""
         name = configured(tuple(arguments))["data"]["name"]
-        return self._root if READ_FROM_FILES.holds(name) else []
+        return self._root if read_from_files(name) else []
 
     def _simulate(self, run: Path, arguments: Sequence[str]) -> dict[str, Any]:
         """Start, or continue, a run; the CPU seconds of all its processes."""

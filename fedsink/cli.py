@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, TextIO
 
-from fedsink.commands import ACTIONS, AT_A_NODE, COMMANDS
+from fedsink.commands import ACTIONS, ALONE, AT_A_NODE, COMMANDS
 from fedsink.environment import quieten_flower
 
 
@@ -108,6 +108,9 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
 
     def run() -> int:
         module = importlib.import_module(f"fedsink.commands.{command}")
+        if {"-h", "--help"} & set(rest) or (not rest and command not in ALONE):
+            print(module.HELP if isinstance(module.HELP, str) else module.HELP())
+            return 0
         return int(module.run(rest, debug=debug))
 
     return _guarded(command, run, debug)

@@ -12,7 +12,8 @@ import yaml
 import fedsink.conf
 
 CONF = Path(str(fedsink.conf.__file__)).parent
-PAPERS = Path(__file__).parents[2] / "packages/papers/src/fedsink_papers/conf"
+ROOT = Path(__file__).parents[2]
+PAPERS = ROOT / "packages/papers/src/fedsink_papers/conf"
 GROUPS = (
     "mode", "strategy", "mechanism", "map", "view", "data", "partition", "generator", "engine",
     "noise",
@@ -45,7 +46,7 @@ def keys_page() -> str:
         "The keys of `fedsink simulate` and `fedsink deploy`, written `key=value`. Any other is "
         "refused, and `fedsink simulate --cfg job` prints the present values. *The recipe’s* is "
         "what was measured for this mode, mechanism and dataset (`fedsink/conf/recipe/`), or a "
-        "start for any dataset.",
+        "start for any dataset. *Rare* marks a key that no page of this book needs.",
         f"Groups, `group=choice`: {', '.join(f'[`{name}`](#{name})' for name in groups[:-1])}, "
         "and [`experiment`](experiments.md).",
         "## Top level",
@@ -164,10 +165,12 @@ def _meaning(key: yaml.Node, value: yaml.Node, lines: list[str]) -> str:
 
 
 def _table(rows: list[Key], prefix: str = "") -> str:
+    pages = "\n".join(path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
     lines = ["| key | default | meaning |", "|---|---|---|"]
-    lines += [
-        f"| `{prefix}{key.name}` | {cell(key.default)} | {cell(key.meaning)} |" for key in rows
-    ]
+    for key in rows:
+        name = f"{prefix}{key.name}"
+        rare = "" if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)", pages) else "*Rare.* "
+        lines.append(f"| `{name}` | {cell(key.default)} | {rare}{cell(key.meaning)} |")
     return "\n".join(lines)
 
 

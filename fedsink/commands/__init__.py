@@ -1,4 +1,4 @@
-"""The sub-commands of `fedsink`: each is a module with `run(arguments, debug) -> exit code`."""
+"""The sub-commands of `fedsink`: modules with `HELP` and `run(arguments, debug) -> exit code`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ COMMANDS = {
 
 AT_A_NODE = ("node", "ledger", "account", "audit")
 """The commands of which `fedsink-node`, the distribution for a node, brings every requirement."""
+
+ALONE = ("simulate", "deploy", "sample", "evaluate", "report", "compare", "operator")
+"""The commands that without arguments run, or say what is missing; the others print their help."""
 
 ACTIONS = {
     "ledger": ("show", "check", "export", "statement", "forget-states"),

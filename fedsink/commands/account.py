@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
-from fedsink.commands.command_keys import Parser, choice, parse, parsers_of, real, whole
+from fedsink.commands.command_keys import Parser, choice, parse, real, whole
 from fedsink.errors import ConfigError
 from fedsink.privacy import (
     ACCOUNTANTS,
@@ -23,7 +23,7 @@ from fedsink.privacy.accounting.amplification import shuffled_epsilon
 from fedsink.privacy.adjacency import USER, describe
 from fedsink.reporting.displays import format_table
 
-_HELP = f"""Usage: fedsink account rate=… sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
+HELP = f"""Usage: fedsink account rate=… sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
        fedsink account clip=critic sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
        fedsink account mechanism=laplace|gaussian sensitivity=… eps=…|sigma=… [key=value …]
 
@@ -71,13 +71,16 @@ _SOLVABLE = "rate", "sigma", "rounds", "eps"
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Prints the table."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(_HELP)
-    elif any(argument.startswith("mechanism=") for argument in arguments):
-        account = _LocalAccount(**parse(arguments, parsers_of(_LocalAccount)))
-        print(format_table(account.rows()))
-    else:
+    if not any(argument.startswith("mechanism=") for argument in arguments):
         _central(arguments)
+        return 0
+    parsers: dict[str, Parser] = {
+        **dict.fromkeys(("mechanism", "calibration"), str),
+        **dict.fromkeys(("sensitivity", "eps", "sigma", "delta", "label_eps"), real),
+        "classes": whole(2), "shuffle": whole(1), "shuffle_delta": real,
+    }  # fmt: skip
+    rows = _local(**parse(arguments, parsers))
+    print(format_table([{"quantity": name, "value": value} for name, value in rows.items()]))
     return 0
 
 
@@ -121,95 +124,82 @@ def _central(arguments: Sequence[str]) -> None:
     print(f"\nAdjacency: {describe(adjacency)}.{of_person}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LocalAccount:
-    """`fedsink account mechanism=…`: the scale of a mechanism for a total ε, or the ε of a scale.
+def _local(
+    *,
+    mechanism: str,
+    label_eps: float | None = None,
+    classes: int | None = None,
+    shuffle: int | None = None,
+    shuffle_delta: float | None = None,
+    **scale: Any,
+) -> dict[str, str]:
+    """The costs of a mechanism of the local mode, by quantity. The arguments are the keys."""
+    if (label_eps is None) != (classes is None):
+        raise ConfigError("label_eps and classes go together: give both or neither.")
+    if shuffle_delta is not None and shuffle is None:
+        raise ConfigError("shuffle_delta needs shuffle=N, the number of shuffled reports.")
+    label = None if label_eps is None or classes is None else RandomizedResponse(classes, label_eps)
+    image = _image(mechanism, label_eps or 0.0, **scale)
+    total = image.epsilon + (label_eps or 0.0)
+    values = {"eps": f"{total:,.6g}", "delta": f"{image.delta:g}"}
+    if label is not None:
+        kept = f"kept with probability {label.keep_probability:.4f}"
+        values["eps of the image"] = f"{image.epsilon:,.6g}"
+        values["eps of the label"] = f"{label.epsilon:,.6g} ({kept})"
+    values |= {
+        "sigma": f"{image.scale:,.6g}",
+        "sensitivity": f"{image.sensitivity:,.6g} ({image.norm.upper()})",
+        "adjacency": describe(image.adjacency),
+    }
+    if shuffle is not None:
+        delta = 1e-6 if shuffle_delta is None else shuffle_delta
+        name = f"eps after a trusted shuffler of {shuffle:,} reports, delta={delta:g}"
+        shuffled = shuffled_epsilon(total, shuffle, delta, delta0=image.delta)
+        values[name] = f"{shuffled:,.4g}"
+    return values
 
-    Its fields are the keys; None: not given.
-    """
 
-    mechanism: str
-    sensitivity: float | None = None
-    eps: float | None = None
-    sigma: float | None = None
-    delta: float | None = None
-    calibration: str | None = None
-    label_eps: float | None = None
-    classes: int | None = field(default=None, metadata={"minimum": 2})
-    shuffle: int | None = field(default=None, metadata={"minimum": 1})
-    shuffle_delta: float | None = None
-
-    def rows(self) -> list[dict[str, str]]:
-        """The costs, a quantity a row.
-
-        Raises:
-            ConfigError: Keys are missing, contradict each other, or belong to another mechanism.
-            PrivacyError: A value is out of range, or shuffling amplifies nothing there.
-        """
-        label = self._label()
-        label_eps = 0.0 if label is None else label.epsilon
-        image = self._image(label_eps)
-        total = image.epsilon + label_eps
-        values = {"eps": f"{total:,.6g}", "delta": f"{image.delta:g}"}
-        if label is not None:
-            kept = f"kept with probability {label.keep_probability:.4f}"
-            values["eps of the image"] = f"{image.epsilon:,.6g}"
-            values["eps of the label"] = f"{label.epsilon:,.6g} ({kept})"
-        values |= {
-            "sigma": f"{image.scale:,.6g}",
-            "sensitivity": f"{image.sensitivity:,.6g} ({image.norm.upper()})",
-            "adjacency": describe(image.adjacency),
-        }
-        if self.shuffle is not None:
-            delta = 1e-6 if self.shuffle_delta is None else self.shuffle_delta
-            name = f"eps after a trusted shuffler of {self.shuffle:,} reports, delta={delta:g}"
-            shuffled = shuffled_epsilon(total, self.shuffle, delta, delta0=image.delta)
-            values[name] = f"{shuffled:,.4g}"
-        return [{"quantity": name, "value": value} for name, value in values.items()]
-
-    def _label(self) -> RandomizedResponse | None:
-        if self.label_eps is None and self.classes is None:
-            return None
-        if self.label_eps is None or self.classes is None:
-            raise ConfigError("label_eps and classes go together: give both or neither.")
-        return RandomizedResponse(self.classes, self.label_eps)
-
-    def _image(self, label_eps: float) -> LocalMechanism:
-        name = self.mechanism
-        if name not in LOCAL_MECHANISMS:
-            raise ConfigError(f"mechanism={name}: choose {' or '.join(LOCAL_MECHANISMS)}.")
-        mechanism = local_mechanism(name)
-        if self.sensitivity is None:
+def _image(
+    name: str,
+    label_eps: float,
+    *,
+    sensitivity: float | None = None,
+    eps: float | None = None,
+    sigma: float | None = None,
+    delta: float | None = None,
+    calibration: str | None = None,
+) -> LocalMechanism:
+    """The mechanism of the image, of whose total ε the label has `label_eps`."""
+    if name not in LOCAL_MECHANISMS:
+        raise ConfigError(f"mechanism={name}: choose {' or '.join(LOCAL_MECHANISMS)}.")
+    mechanism = local_mechanism(name)
+    if sensitivity is None:
+        raise ConfigError(
+            "sensitivity is missing: the diameter of the set of values, 2r for a ball."
+        )
+    for key, value in (("calibration", calibration), ("delta", delta)):
+        if value is not None and not _depends(mechanism, key):
+            pure = "" if mechanism.needs_delta else "gives pure ε and "
+            others = [o for o in LOCAL_MECHANISMS if _depends(local_mechanism(o), key)]
             raise ConfigError(
-                "sensitivity is missing: the diameter of the set of values, 2r for a ball."
+                f"mechanism={name} {pure}has no {key}: leave it out, or choose "
+                f"mechanism={' or '.join(others)}."
             )
-        if (self.eps is None) == (self.sigma is None):
-            raise ConfigError("Give eps (and get sigma) or sigma (and get eps), one of the two.")
-        if self.shuffle_delta is not None and self.shuffle is None:
-            raise ConfigError("shuffle_delta needs shuffle=N, the number of shuffled reports.")
-        for key in ("calibration", "delta"):
-            if getattr(self, key) is not None and not _depends(mechanism, key):
-                pure = "" if mechanism.needs_delta else "gives pure ε and "
-                others = [o for o in LOCAL_MECHANISMS if _depends(local_mechanism(o), key)]
-                raise ConfigError(
-                    f"mechanism={name} {pure}has no {key}: leave it out, or choose "
-                    f"mechanism={' or '.join(others)}."
-                )
-        delta = 1e-4 if self.delta is None else self.delta
-        if self.eps is None:
-            if self.calibration is not None:
-                raise ConfigError(
-                    "calibration finds sigma from eps: leave it out where sigma is given."
-                )
-            assert self.sigma is not None  # one of the two is given
-            return mechanism.from_scale(self.sensitivity, self.sigma, delta)
-        eps = self.eps - label_eps
-        if label_eps and eps <= 0:
+    delta = 1e-4 if delta is None else delta
+    if eps is None and sigma is not None:
+        if calibration is not None:
             raise ConfigError(
-                f"label_eps={label_eps:g} leaves nothing of eps={self.eps:g} for the image: lower "
-                "it or raise eps."
+                "calibration finds sigma from eps: leave it out where sigma is given."
             )
-        return mechanism.from_epsilon(self.sensitivity, eps, delta, self.calibration)
+        return mechanism.from_scale(sensitivity, sigma, delta)
+    if eps is None or sigma is not None:
+        raise ConfigError("Give eps (and get sigma) or sigma (and get eps), one of the two.")
+    if label_eps and eps <= label_eps:
+        raise ConfigError(
+            f"label_eps={label_eps:g} leaves nothing of eps={eps:g} for the image: lower it or "
+            "raise eps."
+        )
+    return mechanism.from_epsilon(sensitivity, eps - label_eps, delta, calibration)
 
 
 def _depends(mechanism: type[LocalMechanism], key: str) -> bool:

@@ -33,7 +33,7 @@ from fedsink.reporting.output_files import write_atomic
 
 _CLIPS = RecordClip.name, BatchClip.name, CriticClip.name
 
-_HELP = f"""Usage: fedsink audit mode=central [key=value …]
+HELP = f"""Usage: fedsink audit mode=central [key=value …]
        fedsink audit mode=ldp [key=value …]
 
 Plays the answer of a node on two data sets that differ in a canary, the worst record for it, and
@@ -82,9 +82,6 @@ _MODES = {
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Prints the table; 1 where a claim is refuted."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(_HELP)
-        return 0
     parsers: dict[str, Parser] = {
         "mode": str, "answer": str, "eps": real, "delta": real, "confidence": real,
         "trials": whole(FEWEST_TRIALS), "clip": str, "critics": whole(1),

@@ -30,12 +30,8 @@ Example: fedsink card run=runs/DATE/TIME-central out=digits license=cc-by-4.0"""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Writes the card; prints its path."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
-    keys = parse(arguments, {"run": str, "out": Path, "license": _license})
-    if not keys.get("run"):
-        raise ConfigError("run= is missing; fedsink card --help says what to give.")
+    known = {"run": str, "out": Path, "license": _license}
+    keys = parse(arguments, known, of="card", needs=("run",))
 
     from fedsink.pages.model_card import PICTURE, model_card, write_publication
     from fedsink.reporting.output_files import write_atomic

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from fedsink.errors import ConfigError
 from fedsink.registry import GONE, did_you_mean
@@ -13,22 +12,23 @@ from fedsink.registry import GONE, did_you_mean
 Parser = Callable[[str], Any]
 
 
-def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, Any]:
-    """Reads key=value arguments.
-
-    Raises:
-        ConfigError: an argument is not key=value, its key is unknown or doubled, or its value
-            cannot be read.
-    """
+def parse(
+    arguments: Sequence[str],
+    known: Mapping[str, Parser],
+    *,
+    of: str = "",
+    needs: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Reads the key=value arguments of the command `of`, which needs some of its keys."""
     values: dict[str, Any] = {}
     for position, argument in enumerate(arguments):
         key, equals, text = argument.partition("=")
         if not equals:
-            raise ConfigError(not_a_pair(arguments, position, f"keys: {_list(known)}"))
+            raise ConfigError(not_a_pair(arguments, position, f"keys: {', '.join(known)}"))
         if key not in known:
             raise ConfigError(
                 GONE.get(key)
-                or f"Unknown key {key!r}.{did_you_mean(key, known)} Keys: {_list(known)}."
+                or f"Unknown key {key!r}.{did_you_mean(key, known)} Keys: {', '.join(known)}."
             )
         if key in values:
             raise ConfigError(f"{key} was given twice.")
@@ -36,16 +36,16 @@ def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, An
             values[key] = known[key](text)
         except ValueError as error:
             raise ConfigError(f"{key}={text}: {error}.") from error
+    for key in needs:
+        if values.get(key) in (None, "", []):
+            raise ConfigError(f"{key}= is missing; fedsink {of} --help says what to give.")
     return values
 
 
 def not_a_pair(arguments: Sequence[str], position: int, more: str) -> str:
-    """Returns a sentence about an argument that is no key=value, with the correct form.
+    """Returns a sentence about the argument at `position`, with the correct form.
 
-    Args:
-        arguments: all arguments of the command.
-        position: of the wrong argument.
-        more: the place where the keys are listed.
+    `more` says where the keys are listed.
     """
     word, *others = arguments[position:]
     before = arguments[position - 1] if position else ""
@@ -91,25 +91,8 @@ def real(text: str) -> float:
         raise ValueError(f"expected a number, received {text!r}") from None
 
 
-def parsers_of(kind: Any) -> dict[str, Parser]:
-    """The parsers of a dataclass's fields: numbers, whole numbers from a `minimum` on, text."""
-    types = get_type_hints(kind)
-    parsers: dict[str, Parser] = {}
-    for field in fields(kind):
-        of_field = get_args(types[field.name]) or (types[field.name],)
-        if int in of_field:
-            parsers[field.name] = whole(field.metadata["minimum"])
-        else:
-            parsers[field.name] = real if float in of_field else str
-    return parsers
-
-
 def flag(text: str) -> bool:
     """Reads `true` or `false`."""
     if text.lower() not in ("true", "false"):
         raise ValueError(f"expected true or false, received {text!r}")
     return text.lower() == "true"
-
-
-def _list(known: Mapping[str, Parser]) -> str:
-    return ", ".join(known)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsink.commands.command_keys import parse
-from fedsink.errors import ConfigError
 from fedsink.reporting.displays import printable
 
 HELP = """Usage: fedsink compare run=[A,B,…] [out=compare.html]
@@ -21,12 +20,7 @@ in their seed are one row. A run has accuracies once fedsink evaluate run=DIR ha
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Compares, prints the table, and writes the page; prints the page's path in the last line."""
-    if {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
-    keys = parse(arguments, {"run": folders, "out": str})
-    if not keys.get("run"):
-        raise ConfigError("run= is missing; fedsink compare --help says what to give.")
+    keys = parse(arguments, {"run": folders, "out": str}, of="compare", needs=("run",))
 
     from fedsink.pages.compare_page import NAME, Comparison
 

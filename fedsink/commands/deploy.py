@@ -15,7 +15,7 @@ from fedsink.deployment.submission import Submission, app_at, new_folder, submit
 from fedsink.errors import ConfigError
 from fedsink.server.folder import RunFolder
 
-_USAGE = """\
+HELP = """\
 fedsink deploy: learn an image generator on real nodes.
 
 Usage: fedsink deploy app=DIR superlink=NAME [name=NAME] [folder=DIR] [group=choice …] [key=value …]
@@ -46,9 +46,6 @@ _OWN = ("app", "superlink", "name", "folder", "resume")
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Checks, submits, waits; prints the run folder in the last line of standard output."""
-    if any(a in ("--help", "-h") for a in arguments):
-        print(_USAGE)
-        return 0
     own, overrides = _read(arguments)
     app, superlink = app_at(own["app"]), own["superlink"]
     resumed = "resume" in own

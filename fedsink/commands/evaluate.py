@@ -42,9 +42,6 @@ _BETWEEN_LINES = 20.0  # seconds
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Evaluates, prints, and writes the results into the run folder."""
-    if {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
     keys = parse(
         arguments,
         {
@@ -59,9 +56,9 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
             "observation": flag,
             "inception": str,
         },
+        of="evaluate",
+        needs=("run",),
     )
-    if not keys.get("run"):
-        raise ConfigError("run= is missing; fedsink evaluate --help says what to give.")
     measured = evaluate_run(**keys, report=_reporter(), agree=_agree)
     if sys.stderr is not None and sys.stderr.isatty():
         print(file=sys.stderr)
@@ -92,11 +89,7 @@ def _reporter() -> Report:
 
 
 def _agree(hours: float) -> None:
-    """Warns of hours before they begin, and asks where somebody sits at a terminal.
-
-    Raises:
-        ConfigError: the answer is not yes.
-    """
+    """Warns of hours before they begin; a person at a terminal has to agree."""
     stream = ForgivingStream(sys.stderr)
     stream.write(
         f"This takes about {hours:.0f} hours of one core: fewer pictures (n=), or a GPU where "

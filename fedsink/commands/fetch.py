@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fedsink.commands.command_keys import parse
 from fedsink.deployment.server_folder import deployed_name
 from fedsink.deployment.submission import app_at, new_folder, submit
-from fedsink.errors import ConfigError
 
 HELP = """\
 fedsink fetch: get the results of a deployed run that has ended.
@@ -25,14 +24,9 @@ Example: fedsink fetch app=deploy superlink=lab run=2026-11-22-10-00-00-1f2e3d""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Asks the server; prints the run folder in the last line of standard output."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
-    keys = parse(arguments, dict.fromkeys(("app", "superlink", "run", "folder"), str))
-    name = deployed_name(keys["run"]) if keys.get("run") else ""
-    for key in ("app", "superlink", "run"):
-        if not keys.get(key):
-            raise ConfigError(f"{key} must be given; see fedsink fetch -h.")
+    needs = ("app", "superlink", "run")
+    keys = parse(arguments, dict.fromkeys((*needs, "folder"), str), of="fetch", needs=needs)
+    name = deployed_name(keys["run"])
     folder = new_folder(keys.get("folder") or f"runs/{name}")
     run_config = {"action": "fetch", "name": name, "config": "{}"}
     return submit(app_at(keys["app"]), keys["superlink"], run_config, folder, everything=debug)

@@ -33,13 +33,7 @@ _PLUGINS = {
 def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
     """Returns the keys, in Hydra's grammar, once each of them can be read.
 
-    Args:
-        arguments: key=value, +key=value or ~key.
-        sweep: whether key=a,b stands for several runs.
-
-    Raises:
-        ConfigError: an argument is no key=value, its key is given twice, or its value cannot be
-            read.
+    In a `sweep`, key=a,b stands for several runs.
     """
     first: dict[str, str] = {}
     for position, argument in enumerate(arguments):

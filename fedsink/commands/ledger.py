@@ -52,9 +52,6 @@ _NOTHING = "Nothing has been charged yet."
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Shows, checks or exports a ledger, or removes a node's states."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
     action, *rest = arguments
     if action not in _ACTIONS:
         raise ConfigError(f"fedsink ledger {', '.join(_ACTIONS)}; received {action!r}.")
@@ -98,10 +95,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 def _state(rest: Sequence[str]) -> int:
     from fedsink.protocol.requests import given_name
 
-    keys = parse(rest, {"policy": Path, "run": given_name, "client": whole(0), "clients": whole(1)})
-    for key in ("policy", "run", "client", "clients"):
-        if key not in keys:
-            raise ConfigError(f"{key} must be given: see fedsink ledger --help.")
+    known = {"policy": Path, "run": given_name, "client": whole(0), "clients": whole(1)}
+    keys = parse(rest, known, of="ledger", needs=tuple(known))
     if keys["client"] >= keys["clients"]:
         raise ConfigError(f"client={keys['client']} is none of clients={keys['clients']}.")
     from fedsink.clients.node import Node

@@ -8,11 +8,11 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsink.commands.command_keys import flag, parse, whole
+from fedsink.commands.command_keys import Parser, flag, parse, whole
 from fedsink.errors import ClientError, ConfigError
 
 if TYPE_CHECKING:
@@ -58,9 +58,6 @@ _PATIENCE = 10.0
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Answers until the process is told to stop."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
     if arguments[0] == "key":
         return _show_identity(arguments[1:])
     if arguments[0] == "certify":
@@ -92,9 +89,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _show_identity(arguments: Sequence[str]) -> int:
-    keys = parse(arguments, {"policy": _path})
-    if "policy" not in keys:
-        raise ConfigError("policy must be given, for example fedsink node key policy=policy.toml.")
+    keys = parse(arguments, {"policy": _path}, of="node", needs=("policy",))
     from fedsink.clients.policy_file import read_policy
     from fedsink.protocol.signing import NodeIdentityKey
 
@@ -103,10 +98,8 @@ def _show_identity(arguments: Sequence[str]) -> int:
 
 
 def _certify(arguments: Sequence[str]) -> int:
-    keys = parse(arguments, {"authority": _path, "client": whole(0), "identity": str})
-    for name in ("authority", "client", "identity"):
-        if name not in keys:
-            raise ConfigError(f"{name} must be given: see fedsink node --help.")
+    known = {"authority": _path, "client": whole(0), "identity": str}
+    keys = parse(arguments, known, of="node", needs=tuple(known))
     from fedsink.protocol.signing import read_key, read_private_key, shown_key
     from fedsink.secagg.identities import certify
 
@@ -154,48 +147,28 @@ def pause(idle: float) -> float:
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:
-    keys = parse(
-        arguments,
-        {
-            "policy": _path,
-            "superlink": _address,
-            "client": whole(0),
-            "clients": whole(1),
-            "certificate": _path,
-            "key": _path,
-            "device": str,
-            "insecure": flag,
-        },
-    )
-    for key, example in (
-        ("policy", "policy.toml"),
-        ("superlink", "lab.example:8000"),
-        ("client", "0"),
-        ("clients", "2"),
-    ):
-        if key not in keys:
-            raise ConfigError(f"{key} must be given, for example {key}={example}.")
-    _check(keys)
-    return keys
-
-
-def _check(keys: Mapping[str, Any]) -> None:
+    known: dict[str, Parser] = {
+        "policy": _path, "superlink": _address, "client": whole(0), "clients": whole(1),
+        "certificate": _path, "key": _path, "device": str, "insecure": flag,
+    }  # fmt: skip
+    keys = parse(arguments, known, of="node", needs=tuple(known)[:4])
     if keys["client"] >= keys["clients"]:
         raise ConfigError(
             f"client={keys['client']} is none of clients={keys['clients']}: they are numbered "
             "from 0."
         )
-    if not keys.get("insecure"):
-        return
-    if given := {"certificate", "key"} & keys.keys():
-        raise ConfigError(
-            f"insecure=true uses no TLS, and {sorted(given)[0]}= needs it: leave one of them out."
+    if keys.get("insecure"):
+        if given := {"certificate", "key"} & keys.keys():
+            raise ConfigError(
+                f"insecure=true uses no TLS, and {sorted(given)[0]}= needs it: leave one of them "
+                "out."
+            )
+        print(
+            "fedsink node: WARNING: insecure=true: anybody on the network path reads and can "
+            "change every message. Use it only on a trusted network or in a tunnel.",
+            file=sys.stderr,
         )
-    print(
-        "fedsink node: WARNING: insecure=true: anybody on the network path reads and can change "
-        "every message. Use it only on a trusted network or in a tunnel.",
-        file=sys.stderr,
-    )
+    return keys
 
 
 def _path(text: str) -> Path:

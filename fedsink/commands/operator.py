@@ -21,9 +21,6 @@ Example: fedsink operator"""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Makes the key if there is none, and prints its public half."""
-    if {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
     keys = parse(arguments, {"key": Path})
 
     from fedsink.deployment.server_folder import (

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsink.commands.command_keys import parse
-from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink report run=DIR
 
@@ -21,12 +20,7 @@ updates it."""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Writes the page; prints its path."""
-    if {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
-    keys = parse(arguments, {"run": str})
-    if not keys.get("run"):
-        raise ConfigError("run= is missing; fedsink report --help says what to give.")
+    keys = parse(arguments, {"run": str}, of="report", needs=("run",))
     from fedsink.pages.report_page import write_report
 
     print(write_report(Path(keys["run"])))

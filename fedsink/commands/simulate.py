@@ -24,7 +24,7 @@ from fedsink.conf.loading import application, choices
 from fedsink.errors import ClientError, ConfigError
 from fedsink.reporting.displays import ForgivingStream
 
-HELP = """fedsink simulate: learn an image generator from data that stays with its owners.
+_EXAMPLES = """fedsink simulate: learn an image generator from data that stays with its owners.
 
 Examples:
   fedsink simulate mode=central                          gradients with noise, in every round
@@ -62,9 +62,6 @@ docs/guide.md has those that are needed most, and the comments in fedsink/conf/ 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Runs, resumes or sweeps; prints the run folder in the last line of standard output."""
-    if {"-h", "--help"} & set(arguments):
-        print(_help())
-        return 0
     typed, flags, multirun = _parted(arguments)
     objective, typed = _objective(typed)
     if not {"--cfg", "-c", "--info", "-i"}.intersection(flags):
@@ -78,10 +75,10 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     keys = overrides(typed, sweep=multirun)
     failures: list[Exception] = []
     finished: list[Path] = []
-    before, standing, sweeps = sys.argv, _standing(keys), _sweeps(keys)
+    before, folders = sys.argv, _Folders(keys)
     try:
         sys.argv = ["fedsink simulate", *keys, *flags]
-        application(_task(debug, standing, failures, finished, objective))()
+        application(_task(debug, folders, failures, finished, objective))()
         if objective is not None and (price := price_of_choice(finished)):
             ForgivingStream(sys.stderr).write(f"{price}\n")
     except KeyboardInterrupt:
@@ -90,8 +87,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         failures = failures[-1:]  # the run that ended the sweep
     except (HydraException, OmegaConfBaseException) as error:
         failures = [error]
-        for folder in _sweeps(keys) - sweeps:  # Hydra makes it before it composes the runs
-            _remove_empty(folder, standing)
+        folders.remove_new_sweeps()
     except ValueError as error:  # flags that exclude each other
         failures = [error if isinstance(error, ConfigError) else ConfigError(str(error))]
     finally:
@@ -104,20 +100,19 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _help() -> str:
-    """Returns the page of help. No configuration is composed for it, which would take seconds."""
+    """The page of help. No configuration is composed for it, which would take seconds."""
     lists = [
         f"{group}: {', '.join(choice for choice in choices(group) if choice != 'deploy')}"
         for group in _CHOSEN
     ]
-    return (
-        HELP
-        + "\n".join(
-            fill(text, 99, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-            for text in lists
-        )
-        + "\n"
-        + _MORE
+    filled = (
+        fill(text, 99, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        for text in lists
     )
+    return "\n".join([_EXAMPLES.rstrip("\n"), *filled, _MORE])
+
+
+HELP = _help
 
 
 def _begin(keys: Sequence[str]) -> None:
@@ -147,9 +142,6 @@ def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
     """Keys and flags, in whichever order they were typed, and whether they make a sweep.
 
     Hydra's own parser refuses flags between keys, and any wrong flag with a page of usage.
-
-    Raises:
-        ConfigError: a flag that Hydra does not have.
     """
 
     def refuse(message: str) -> NoReturn:
@@ -173,9 +165,43 @@ def _objective(typed: Sequence[str]) -> tuple[SweepObjective | None, list[str]]:
     return (SweepObjective(of_sweep[-1].partition("=")[2]) if of_sweep else None), others
 
 
+class _Folders:
+    """Folders that Hydra makes before anything is checked: a refused run leaves none of them."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        places = ("hydra.run.dir=", "hydra.sweep.dir=")
+        named = [Path(typed_value(key)).expanduser() for key in keys if key.startswith(places)]
+        self._places = [Path.cwd() / place for place in ("runs", *named)]
+        paths = [path for place in self._places for path in (place, *place.parents)]
+        self._standing = {path.resolve() for path in paths if os.path.exists(path)}
+        self._sweeps = self._all_sweeps()
+
+    def _all_sweeps(self) -> set[Path]:
+        runs, *named = self._places
+        return {path for path in (*runs.glob("*/*"), *named) if (path / "multirun.yaml").is_file()}
+
+    def remove_new_sweeps(self) -> None:
+        """Removes what Hydra has made for a sweep whose runs it could not compose."""
+        for folder in self._all_sweeps() - self._sweeps:
+            self.remove_empty(folder)
+
+    def remove_empty(self, folder: Path) -> None:
+        for path in (folder.resolve(), *folder.resolve().parents):
+            if path in self._standing:
+                return
+            if not path.is_dir():
+                continue
+            if [child.name for child in path.iterdir()] == ["multirun.yaml"]:
+                (path / "multirun.yaml").unlink()
+            try:
+                path.rmdir()
+            except OSError:  # it holds something
+                return
+
+
 def _task(
     debug: bool,
-    standing: set[Path],
+    folders: _Folders,
     failures: list[Exception],
     finished: list[Path],
     objective: SweepObjective | None,
@@ -185,13 +211,6 @@ def _task(
     In this process it stores an error, because Hydra would announce it in a separate line; except
     with an objective, where the sweeper must know that a run failed. In another process, where a
     launcher has sent it, it raises what Hydra brings back.
-
-    Args:
-        debug: show what clients log.
-        standing: folders that a refused run must not remove.
-        failures: where errors go.
-        finished: where folders of runs go.
-        objective: figure that is returned; None: nothing.
     """
     here = os.getpid()
 
@@ -216,7 +235,11 @@ def _task(
             raise KeyboardInterrupt from error  # ends a whole sweep, not one run of it
         except Exception as error:
             if os.getpid() != here:
-                raise _portable(error) from None
+                try:
+                    pickle.loads(pickle.dumps(error))
+                except Exception:  # only its text survives the way to another process
+                    raise ClientError(str(error)) from None
+                raise error from None
             failures.append(error)
             if hydra.mode is RunMode.MULTIRUN:  # the last line names only the first of them
                 ForgivingStream(sys.stderr).write(f"Run {hydra.job.num} failed: {error}\n")
@@ -226,18 +249,9 @@ def _task(
                 raise
             return None
         finally:
-            _remove_empty(folder, standing)
+            folders.remove_empty(folder)
 
     return task
-
-
-def _portable(error: Exception) -> Exception:
-    """Returns the error, or one with the same text that survives the way to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return ClientError(str(error))
-    return error
 
 
 def _resume(path: str, others: list[str], debug: bool) -> None:
@@ -256,33 +270,3 @@ def _resume(path: str, others: list[str], debug: bool) -> None:
     made = resume(folder, debug=debug)
     _end(made)
     print(made)
-
-
-def _standing(arguments: Sequence[str]) -> set[Path]:
-    """Folders that are there already, among those that a run folder could lie in."""
-    keys = ("hydra.run.dir=", "hydra.sweep.dir=")
-    named = [typed_value(a) for a in arguments if a.startswith(keys)]
-    paths = [Path.cwd() / Path(name).expanduser() for name in ("runs", *named)]
-    return {p.resolve() for path in paths for p in (path, *path.parents) if os.path.exists(p)}
-
-
-def _sweeps(arguments: Sequence[str]) -> set[Path]:
-    """Folders of sweeps that are there, where a sweep would be."""
-    named = [typed_value(a) for a in arguments if a.startswith("hydra.sweep.dir=")]
-    places = [*Path("runs").glob("*/*"), *(Path(name).expanduser() for name in named)]
-    return {path.absolute() for path in places if (path / "multirun.yaml").is_file()}
-
-
-def _remove_empty(folder: Path, standing: set[Path]) -> None:
-    """Hydra made folders before anything was checked; a refused run leaves none of them."""
-    for path in (folder.resolve(), *folder.resolve().parents):
-        if path in standing:
-            return
-        if not path.is_dir():
-            continue
-        if [child.name for child in path.iterdir()] == ["multirun.yaml"]:
-            (path / "multirun.yaml").unlink()
-        try:
-            path.rmdir()
-        except OSError:  # it holds something
-            return

@@ -36,9 +36,6 @@ set keep their values.
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Prints a command and the reasons for its settings."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
     try:
         stated = overrides(arguments)
         if OmegaConf.is_missing(composed(stated).data, "root"):

@@ -23,12 +23,8 @@ class NoFigureError(ConfigError):
 class SweepObjective:
     """A figure of a finished run, by which a sweeper chooses among runs.
 
-    Attributes:
-        key: `metrics.KEY`, of metrics.json or of the last line of metrics.jsonl; or
-            `evaluation.KEY`, of the file that `fedsink evaluate` writes. KEY may have dots.
-
-    Raises:
-        ConfigError: the key names no such file.
+    Its key is `metrics.KEY`, of metrics.json or of the last line of metrics.jsonl; or
+    `evaluation.KEY`, of the file that `fedsink evaluate` writes. KEY may have dots.
     """
 
     key: str
@@ -42,12 +38,7 @@ class SweepObjective:
             )
 
     def value(self, folder: Path) -> float:
-        """Returns the figure of the run in a folder; evaluates the run first where that is asked.
-
-        Raises:
-            NoFigureError: there is no such figure.
-            ConfigError: it is no finite number.
-        """
+        """Returns the figure of the run in a folder, which is evaluated where the key asks."""
         source, _, name = self.key.partition(".")
         figures = dict(leaves(_evaluation(folder) if source == SOURCES[1] else _metrics(folder)))
         value = figures.get(name)
@@ -75,7 +66,7 @@ def _evaluation(folder: Path) -> dict[str, Any]:
 
 
 def price_of_choice(folders: Sequence[Path]) -> str:
-    """Says the cost of publishing the best of several runs, in one sentence for each way.
+    """Says the cost of publishing the best of several runs; "" where fewer than two have one.
 
     The choice among N runs of the guarantees (ε_i, δ_i) is (Σ ε_i, Σ δ_i)-private, however the
     next run depends on those before it. Where every run is the same random draw of settings and
@@ -87,12 +78,6 @@ def price_of_choice(folders: Sequence[Path]) -> str:
     Guarantees:
         - Both hold only if the objective is private itself: a figure of metrics.*. Figures that
           `fedsink evaluate` computes on real data are covered by no ε.
-
-    Args:
-        folders: of the finished runs.
-
-    Returns:
-        One or two sentences; "" where fewer than two runs have a guarantee.
     """
     stated = [read_json((folder / "privacy.json").read_bytes()) for folder in folders]
     stated = [entries for entries in stated if entries.get("epsilon") is not None]

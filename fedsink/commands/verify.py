@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from fedsink import __version__
 from fedsink.commands.command_keys import flag, parse
-from fedsink.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsink.server.verification import Verdict
@@ -38,29 +37,25 @@ Example: fedsink verify run=received peers=hospitals.toml"""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Prints the verdict; returns 0 if it is the best that was asked for, else 1."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
-    keys = parse(arguments, {"run": Path, "peers": Path, "json": flag})
-    if "run" not in keys:
-        raise ConfigError("run= is missing; fedsink verify --help says what to give.")
+    known = {"run": Path, "peers": Path, "json": flag}
+    keys = parse(arguments, known, of="verify", needs=("run",))
 
     from fedsink.protocol.signing import read_keys, shown_key
     from fedsink.reporting.displays import printable
     from fedsink.server.verification import CONSISTENT, SIGNED, verdict_on
 
-    known = None
+    vouched = None
     if path := keys.get("peers"):
         names = read_keys(f"peers={path}", path.expanduser(), "keys")
-        known = {shown_key(key): name for key, name in names.items()}
+        vouched = {shown_key(key): name for key, name in names.items()}
     folder = keys["run"].expanduser()
-    verdict = verdict_on(folder, known)
+    verdict = verdict_on(folder, vouched)
     if keys.get("json", False):
         table = {"format": "fedsink verdict 2", "fedsink": __version__, **vars(verdict)}
         print(json.dumps(table, indent=2, ensure_ascii=False, sort_keys=True))
     else:
         print("\n".join(map(printable, _lines(verdict, folder))))
-    return 0 if verdict.verdict == (CONSISTENT if known is None else SIGNED) else 1
+    return 0 if verdict.verdict == (CONSISTENT if vouched is None else SIGNED) else 1
 
 
 def _lines(verdict: Verdict, folder: Path) -> list[str]:

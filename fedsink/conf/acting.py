@@ -1,8 +1,8 @@
 """The values of a run: resolved, and without a key that was set but changes nothing.
 
-`CONDITIONS` lists the settings under which keys act. A key that is not in it acts wherever its
-group has it, or is refused by the class that reads it. Keys of `recipe` and `scales` act where a
-value refers to them.
+`CONDITIONS` is the table of keys that act only under some settings. A key that is not in it acts
+wherever its group has it, or is refused by the class that reads it. Keys of `recipe` and `scales`
+act where a value refers to them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,131 +26,86 @@ from fedsink.values import Config, leaves
 
 _REFERRED_TO = ("recipe", "scales")
 """Tables that other values refer to."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """A setting that another key needs in order to act.
-
-    Attributes:
-        key: of the setting. A configuration that lacks it allows the other key.
-        holds: the test of the setting's value.
-        words: the needed values, as text.
-    """
-
-    key: str
-    holds: Callable[[Any], bool]
-    words: str
-
-
-@dataclass(frozen=True)
-class Condition:
-    """The settings under which some keys act.
-
-    Attributes:
-        keys: in full, or groups of keys.
-        needs: settings that all must hold.
-        under: the condition concerns configurations in which all of these settings hold.
-    """
-
-    keys: tuple[str, ...]
-    needs: tuple[Need, ...]
-    under: tuple[Need, ...] = ()
-
-
-def _is(key: str, *values: object) -> Need:
-    return Need(key, lambda value: value in values, f"{key}={' or '.join(map(_typed, values))}")
-
-
-def _typed(value: object) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
-
-
-_CENTRAL, _LDP, _BATCH = _is("mode", "central"), _is("mode", "ldp"), _is("clip", "batch")
-_CLASSES = Need("data.classes", lambda names: len(names) > 1, "data of more than one class")
-_LABELS = (_is("conditional", True), _CLASSES)
-_EMBEDDED = ("digits", "glyphs", "half_circle", "shapes")
-_NOT_DOWNLOADED = (*_EMBEDDED, "celeba", "femnist", "image_folder")
-READ_FROM_FILES = Need(
-    "data.name", lambda name: name not in _EMBEDDED, "data that is read from files"
-)
-_FETCHED = Need("data.name", lambda name: name not in _NOT_DOWNLOADED, "data that is downloaded")
-_SIMULATED = Need("engine.name", lambda name: name != "deploy", "a simulation")
-_WAITING = Need("engine.name", lambda name: name != "local", "engine=ray")
-_PROTECTED = Need("eps", lambda eps: eps != math.inf, "a finite eps")
-_MANY = Need("clients", lambda clients: clients > 1, "clients of 2 and more")
-_SHARED = _is("noise.share", "secure_aggregation")
-_OTHERWISE = ("denoised", "noisy_w1", "noisy_wgan", "unregularised")  # in fedsink-papers
-_ENTROPIC = Need(
-    "strategy.loss", lambda name: name not in _OTHERWISE, "strategy.loss=matched or debiased"
-)
-
-CONDITIONS = (
-    Condition(("noise.bits",), (_SHARED,)),
-    Condition(("noise.draw", "noise.masked"), (_SHARED, _SIMULATED)),
-    Condition(("noise.dropouts",), (_is("noise.masked", True), _SIMULATED)),
-    Condition(("map", "mechanism.label_eps", "shuffler_delta"), (_LDP,)),
-    Condition(("view", "rate", "clip"), (_CENTRAL,)),
-    Condition(("mechanism.label_eps",), _LABELS),
-    Condition(("shuffler_delta",), (_is("shuffler", "trusted"),)),
-    Condition(("strategy.bound", "adjacency", "delta", "accountant"), (_PROTECTED,), (_CENTRAL,)),
-    Condition(("data.root",), (READ_FROM_FILES,), (_SIMULATED,)),
-    Condition(("data.range",), (_SIMULATED,)),
-    Condition(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
-    Condition(("engine.timeout",), (_WAITING,)),
-    Condition(("conditional",), (_CLASSES,)),
-    Condition(("partition",), (_CLASSES,), (_is("partition.name", "by_label"),)),
-    Condition(("partition",), (_MANY,)),
-    Condition(
-        ("observation.deformation.length",),
-        (Need("observation.deformation.std", bool, "observation.deformation.std above 0"),),
-    ),
-    Condition(
-        ("observation.noise.cutoff",),
-        (Need("observation.noise.std", bool, "observation.noise.std above 0"),),
-    ),
-    Condition(("generator.one_hot_scale",), (_is("generator.per_class_first_layer", False),)),
-    Condition(("strategy.unmatched",), (_is("strategy.loss", "matched"),)),
-    Condition(
-        ("strategy.p",),
-        (Need("strategy.self_term", "history".__ne__, "strategy.self_term=semi_debiased"),),
-    ),
-    Condition(
-        ("strategy.history",),
-        (Need("strategy.self_term", "semi_debiased".__ne__, "strategy.self_term=history"),),
-    ),
-    Condition(("strategy.label_weight",), (_BATCH, _is("strategy.schedule", "joint"), *_LABELS)),
-    Condition(("strategy.schedule", "strategy.critic.mismatch"), _LABELS),
-    Condition(("strategy.critic.scale",), (_is("strategy.critic.kind", "perceptron"),)),
-    Condition(("strategy.m",), (_is("strategy.cost", "mixed"),), (_CENTRAL,)),
-    Condition(("strategy.solver",), (_BATCH,), (_CENTRAL,)),
-    Condition(("strategy.solver", "strategy.finite_batch_factor"), (_ENTROPIC,), (_LDP,)),
-    Condition(
-        ("strategy.tolerance", "strategy.max_iterations"),
-        (_ENTROPIC, _is("strategy.solver", "converged")),
-    ),
-    Condition(("recipe.eps",), (_is("eps", None),)),
-    Condition(("recipe.eps",), (_is("sigma", None),), (_CENTRAL,)),
-    Condition(("recipe.rounds",), (_is("rounds", None),)),
-    Condition(("recipe.by_eps.label_eps",), (_is("mechanism.label_eps", None), *_LABELS)),
-    Condition(("recipe.by_eps.block",), (_is("map.block", None),)),
-    Condition(
-        ("recipe.by_eps.finite_batch_factor",),
-        (_ENTROPIC, _is("strategy.finite_batch_factor", None)),
-    ),
-)
 _READ = ("recipe.eps", "recipe.rounds", "recipe.by_eps")
 """Keys of a recipe that code reads, under CONDITIONS."""
+_EMBEDDED = ("digits", "glyphs", "half_circle", "shapes")
+_NEVER_FETCHED = (*_EMBEDDED, "celeba", "femnist", "image_folder")
+_IN_PAPERS = ("denoised", "noisy_w1", "noisy_wgan", "unregularised")
+
+
+def read_from_files(name: str) -> bool:
+    """True if the data of a name are read from files, and not embedded in fedsink."""
+    return name not in _EMBEDDED
+
+
+_NAMED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "a simulation": ("engine.name", lambda name: name != "deploy"),
+    "engine=ray": ("engine.name", lambda name: name != "local"),
+    "a finite eps": ("eps", lambda eps: eps != math.inf),
+    "data of more than one class": ("data.classes", lambda names: len(names) > 1),
+    "data that is read from files": ("data.name", read_from_files),
+    "data that is downloaded": ("data.name", lambda name: name not in _NEVER_FETCHED),
+    "strategy.self_term=history": ("strategy.self_term", lambda name: name != "semi_debiased"),
+    "strategy.self_term=semi_debiased": ("strategy.self_term", lambda name: name != "history"),
+    "strategy.loss=matched or debiased": ("strategy.loss", lambda name: name not in _IN_PAPERS),
+}
+"""Needs in words, or that an installed package's choice meets: the key and the test of its value.
+
+Any other need is `key=value or value`, or `key above number`.
+"""
+
+_LABELS = "conditional=true and data of more than one class"
+_SHARED = "noise.share=secure_aggregation"
+_ENTROPIC = "strategy.loss=matched or debiased"
+# fmt: off
+CONDITIONS: tuple[tuple[str, str, str], ...] = (
+    # keys or groups of keys            act with                    in configurations with
+    ("noise.bits",                      _SHARED, ""),
+    ("noise.draw noise.masked",         f"{_SHARED} and a simulation", ""),
+    ("noise.dropouts",                  "noise.masked=true and a simulation", ""),
+    ("map mechanism.label_eps shuffler_delta", "mode=ldp", ""),
+    ("view rate clip",                  "mode=central", ""),
+    ("mechanism.label_eps",             _LABELS, ""),
+    ("shuffler_delta",                  "shuffler=trusted", ""),
+    ("strategy.bound adjacency delta accountant", "a finite eps", "mode=central"),
+    ("data.root",                       "data that is read from files", "a simulation"),
+    ("data.range",                      "a simulation", ""),
+    ("data.download",      "a simulation and data that is downloaded and data.root=null", ""),
+    ("engine.timeout",                  "engine=ray", ""),
+    ("conditional",                     "data of more than one class", ""),
+    ("partition",                       "data of more than one class", "partition.name=by_label"),
+    ("partition",                       "clients above 1", ""),
+    ("observation.deformation.length",  "observation.deformation.std above 0", ""),
+    ("observation.noise.cutoff",        "observation.noise.std above 0", ""),
+    ("generator.one_hot_scale",         "generator.per_class_first_layer=false", ""),
+    ("strategy.unmatched",              "strategy.loss=matched", ""),
+    ("strategy.p",                      "strategy.self_term=semi_debiased", ""),
+    ("strategy.history",                "strategy.self_term=history", ""),
+    ("strategy.label_weight", f"clip=batch and strategy.schedule=joint and {_LABELS}", ""),
+    ("strategy.schedule strategy.critic.mismatch", _LABELS, ""),
+    ("strategy.critic.scale",           "strategy.critic.kind=perceptron", ""),
+    ("strategy.m",                      "strategy.cost=mixed", "mode=central"),
+    ("strategy.solver",                 "clip=batch", "mode=central"),
+    ("strategy.solver strategy.finite_batch_factor", _ENTROPIC, "mode=ldp"),
+    ("strategy.tolerance strategy.max_iterations",
+                                        f"{_ENTROPIC} and strategy.solver=converged", ""),
+    ("recipe.eps",                      "eps=null", ""),
+    ("recipe.eps",                      "sigma=null", "mode=central"),
+    ("recipe.rounds",                   "rounds=null", ""),
+    ("recipe.by_eps.label_eps",         f"mechanism.label_eps=null and {_LABELS}", ""),
+    ("recipe.by_eps.block",             "map.block=null", ""),
+    ("recipe.by_eps.finite_batch_factor",
+                                        f"{_ENTROPIC} and strategy.finite_batch_factor=null", ""),
+)
+# fmt: on
+"""Keys, the needs of which all must hold for them to act, and the need under which the row counts.
+
+A configuration that lacks the key of a need meets it.
+"""
 
 
 def composed_run(overrides: list[str]) -> tuple[dict[str, Any], Path]:
-    """Composes the values of a simulation, and its folder.
-
-    Raises:
-        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
-    """
+    """Composes the values of a simulation, and its folder."""
     with opened():
         config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
         folder = Path(config.hydra.run.dir).expanduser().absolute()
@@ -159,38 +113,15 @@ def composed_run(overrides: list[str]) -> tuple[dict[str, Any], Path]:
         return resolved(run, overrides), folder
 
 
-def compose_config(
-    overrides: Sequence[str], values: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Returns the configuration under Hydra overrides, every interpolation resolved.
-
-    Args:
-        overrides: as typed.
-        values: plain values of whole keys or groups, which replace the composed ones before
-            anything refers to them.
-
-    Raises:
-        ConfigError: an override sets a key that changes nothing.
-        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
-    """
-    config = composed(list(overrides))
-    with open_dict(config):
-        config.update(values or {})
-    return acting_values(config, overrides)
+def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the configuration under Hydra overrides, every interpolation resolved."""
+    return acting_values(composed(list(overrides)), overrides)
 
 
 def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of a simulation: every interpolation resolved, every path absolute.
+    """Returns the values of a simulation: `acting_values`, with absolute paths and what was typed.
 
-    `run.typed` is what was typed. The paths allow resuming the run from any working directory.
-
-    Args:
-        config: as composed.
-        overrides: under which it was composed.
-
-    Raises:
-        ConfigError: a key was set that changes nothing.
-        OmegaConfBaseException: a value is missing, or refers to a missing one.
+    Paths are absolute so that the run can be resumed from any working directory.
     """
     values = acting_values(config, overrides)
     data = values["data"]
@@ -207,12 +138,7 @@ def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def acting_values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the values under overrides, every interpolation resolved.
-
-    Raises:
-        ConfigError: a key was set that changes nothing.
-        OmegaConfBaseException: a value is missing, or refers to a missing one.
-    """
+    """Returns the values that were composed under overrides, every interpolation resolved."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     if values.get("start") == "public":
         raise ConfigError(GONE["start=public"])
@@ -220,40 +146,45 @@ def acting_values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any
     return dict(values)
 
 
-def lacking(key: str, config: Config) -> list[Need]:
-    """Returns the settings that a key lacks in order to change something in a configuration.
-
-    Args:
-        key: in full, or a group.
-        config: all interpolations resolved.
-    """
+def lacking(key: str, config: Config) -> list[str]:
+    """Returns the needs that a key, or a group, lacks in order to change something."""
     flat = dict(leaves(config))
 
-    def fails(need: Need) -> bool:
-        return need.key in flat and not need.holds(flat[need.key])
+    def holds(need: str) -> bool:
+        name, test = _read(need)
+        return name not in flat or test(flat[name])
 
     return [
         need
-        for condition in CONDITIONS
-        if _of(key, condition.keys) and not any(map(fails, condition.under))
-        for need in condition.needs
-        if fails(need)
+        for keys, needs, where in CONDITIONS
+        if _of(key, keys.split()) and (not where or holds(where))
+        for need in needs.split(" and ")
+        if not holds(need)
     ]
+
+
+def _read(need: str) -> tuple[str, Callable[[Any], bool]]:
+    """Returns the key of a need, and the test of its value."""
+    if need in _NAMED:
+        return _NAMED[need]
+    key, above, least = need.partition(" above ")
+    if above:  # what is no number is refused by the class that reads it
+        return key, lambda value: not isinstance(value, int | float) or value > int(least)
+    key, _, values = need.partition("=")
+    return key, lambda value: _typed(value) in values.split(" or ")
+
+
+def _typed(value: object) -> str:
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def refuse_idle(config: DictConfig, values: Config, overrides: Sequence[str]) -> None:
     """Refuses a key that was typed, or that the experiment's file sets, and that does not act.
 
     A key that an experiment takes from another one is not refused, nor a key of its file that a
-    typed key has put out of use. Null sets nothing.
-
-    Args:
-        config: as composed.
-        values: of the configuration, all interpolations resolved.
-        overrides: as typed.
-
-    Raises:
-        ConfigError: the message names the key and what it needs.
+    typed key has put out of use. Null sets nothing. `values` are those of `config`, resolved.
     """
     typed = dict(_stated(overrides))
     for key, value in typed.items():
@@ -267,13 +198,15 @@ def refuse_idle(config: DictConfig, values: Config, overrides: Sequence[str]) ->
     if name := typed.get("experiment"):
         for key, value in _of_experiment(str(name), values):
             needs = [] if _of(key, typed) else lacking(key, values)
-            if needs and not any(_of(need.key, typed) for need in needs):
+            if needs and not any(_of(_read(need)[0], typed) for need in needs):
                 raise ConfigError(_refusal(f"{key}={_typed(value)} of experiment={name}", needs))
 
 
-def _refusal(what: str, needs: Sequence[Need]) -> str:
-    words = " and ".join(need.words for need in needs)
-    return f"{what} changes nothing here: it acts with {words}. Leave it out, or choose that."
+def _refusal(what: str, needs: Sequence[str]) -> str:
+    return (
+        f"{what} changes nothing here: it acts with {' and '.join(needs)}. Leave it out, or choose "
+        "that."
+    )
 
 
 def _of(key: str, groups: Sequence[str] | Mapping[str, Any]) -> bool:

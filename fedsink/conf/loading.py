@@ -81,11 +81,7 @@ def opened() -> Iterator[None]:
 
 
 def composed(overrides: list[str]) -> DictConfig:
-    """Composes the configuration under overrides, interpolations left as they are.
-
-    Raises:
-        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
-    """
+    """Composes the configuration under overrides, interpolations left as they are."""
     with opened():
         return hydra.compose("config", overrides=overrides)
 
@@ -115,14 +111,6 @@ def as_overrides(values: Mapping[str, Any], groups: Collection[str]) -> list[str
 
     A mapping under the name of a group stands for the options of that group; under any other key it
     is a table. Text that holds ``${`` is an interpolation, as on the command line.
-
-    Args:
-        values: None, truth values, numbers, text, paths, and lists, tuples and mappings of these,
-            by keys with or without dots.
-        groups: names of the configuration groups.
-
-    Raises:
-        ConfigError: a malformed key, a key given twice, or a value of another type.
     """
     overrides: dict[str, str] = {}
     for key, value in _flat(values, groups):

@@ -185,11 +185,7 @@ class Sizes:
 
 
 def value(name: str, config: Mapping[str, Any]) -> Any:
-    """Returns a setting such as `record.rate` for a configuration; None while its data is unstated.
-
-    Raises:
-        KeyError: the rule has no such setting.
-    """
+    """Returns a setting such as `record.rate`; None while the data are unstated."""
     sizes = sizes_of(config)
     if sizes is None:
         return None
@@ -200,16 +196,14 @@ def value(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
-    """Reads the sizes in a configuration; None where it leaves a public fact of the data out.
-
-    Raises:
-        ConfigError: an invalid size, whose key the message names; or data that are points.
-    """
+    """Reads the sizes in a configuration; None where it leaves a public fact of the data out."""
     data = config["data"]
     facts = [data.get(key) for key in ("shape", "classes", "nominal_records")]
     if None in facts:
         return None
-    shape, classes, records = map(_plain, facts)
+    shape, classes, records = (
+        OmegaConf.to_container(fact) if OmegaConf.is_config(fact) else fact for fact in facts
+    )
     spec = DataSpec("data", shape, classes, records)
     if len(spec.shape) != 3:
         raise ConfigError(
@@ -232,10 +226,6 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
         delta=config["delta"],
         mechanism=config["mechanism"]["name"],
     )
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _between(low: int, number: int, high: int) -> int:

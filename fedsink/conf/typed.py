@@ -40,9 +40,7 @@ def typed_words(overrides: Sequence[str], config: Config) -> list[str]:
     Guarantees:
         - They hold no path, no address of a cluster, and nothing about the run's folder.
 
-    Args:
-        overrides: as typed, or as made from the arguments of `fedsink.simulate`.
-        config: resolved; gives the value of a key that was typed with ${…}.
+    `config`, resolved, has the value of a key that was typed with ${…}.
     """
     words = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
@@ -57,11 +55,7 @@ def typed_words(overrides: Sequence[str], config: Config) -> list[str]:
 
 
 def typed_command(config: Config) -> str | None:
-    """Returns the command that started a run; None if an earlier version did.
-
-    Args:
-        config: of the run, as stored.
-    """
+    """Returns the command that started a run, by its stored configuration; None if it has none."""
     run = config.get("run")
     words = run.get("typed") if isinstance(run, Mapping) else None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):

@@ -271,14 +271,6 @@ def test_bad_arguments_are_refused(arguments: list[str], message: str) -> None:
         run(arguments)
 
 
-def test_help_has_examples_for_both_modes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == run(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert "  fedsink account rate=" in out
-    assert "  fedsink account mechanism=" in out
-    assert max(map(len, out.splitlines())) <= 100
-
-
 def test_no_epsilon_is_negative_and_what_is_left_out_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -37,7 +37,6 @@ def compared(
         "empty": ["compare", "run="],
         "unknown": ["compare", "run=sweep", "outs=x.html"],
         "open": ["compare", "run=[central"],
-        "help": ["compare", "--help"],
     }
     outcomes = run_many([(folder, line) for line in lines.values()])
     return dict(zip(lines, outcomes, strict=True)) | {"folder": Outcome(0, str(folder), "")}
@@ -99,11 +98,6 @@ def test_bad_input_is_refused_in_one_sentence(
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
     assert (folder / "mine.html").read_text() == "mine"
-
-
-def test_help_says_what_there_is(compared: dict[str, Outcome]) -> None:
-    for words in ("run=[A,B,…]", "out=compare.html", "run=FOLDER"):
-        assert words in compared["help"].out
 
 
 @pytest.mark.parametrize(

@@ -275,10 +275,3 @@ def test_whoever_stops_the_command_stops_the_run_and_hears_why_it_waited(
     assert asked(flwr)[-1] == ["stop", "4711", "lab"]
     assert ("run 4711 is pending since" in err) == (outcome == "pending")
     assert not list(tmp_path.glob("fedsink-deploy-*"))
-
-
-def test_help_says_what_is_the_owners(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["deploy", "--help"])
-    assert ended.value.code == 0
-    assert "data.clients_file, seed" in capsys.readouterr().out

@@ -203,8 +203,8 @@ def test_an_owner_signs_what_a_run_was_charged_or_that_it_was_charged_nothing(
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ((), "policy must be given"),
-        (("policy=p", "run=r"), "client must be given"),
+        ((), "policy= is missing"),
+        (("policy=p", "run=r"), "client= is missing"),
         (("policy=p", "run=r", "client=2", "clients=2"), "client=2 is none of clients=2"),
         (("policy=p", "run="), "run=: fedsink gives no run such a name"),
         (("policy=p", "run=../x"), "run=../x: fedsink gives no run such a name"),

@@ -57,8 +57,8 @@ def node(*keys: str) -> int:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (GIVEN[1:], "policy must be given, for example policy=policy.toml."),
-        (GIVEN[:1] + GIVEN[2:], "superlink must be given"),
+        (GIVEN[1:], "policy= is missing; fedsink node --help says what to give."),
+        (GIVEN[:1] + GIVEN[2:], "superlink= is missing"),
         ((*GIVEN[:3], "clients=0"), "clients=0: must be at least 1"),
         ((*GIVEN[:2], "client=2", "clients=2"), "client=2 is none of clients=2"),
         ((GIVEN[0], "superlink=lab.example", *GIVEN[2:]), "expected host:port"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -85,217 +86,139 @@ def test_a_local_run_leaves_the_uploads_beside_its_checkpoint(finished_ldp: Path
 
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
-_LOCAL = ["simulate", *SMALL]
 _SECRET = ["simulate", *(key for key in SMALL if not key.startswith("seed"))]
-_BAD: dict[str, tuple[list[str], str]] = {
-    "unknown key": (
-        [*_LOCAL, "epss=3"],
-        "Unknown key 'epss'. Did you mean eps? fedsink simulate --cfg job lists them all.",
-    ),
-    "unknown nested key": ([*_LOCAL, "engine.thread=2"], "Did you mean engine.threads?"),
-    "another strategy's key": (
-        [*_LOCAL, "strategy=gs_wgan", "strategy.p=0.2"],
-        "strategy.p acts with strategy=dp_sinkhorn: choose it, or leave strategy.p out.",
-    ),
-    "key too deep": (
-        [*_LOCAL, "mode=ldp", "mechanism.map.block=3"],
-        "Did you mean map.block?",
-    ),
-    "added key": ([*_LOCAL, "+foo=1"], "Unknown key foo; there are mode, data,"),
-    "unknown choice": (
-        [*_LOCAL, "data=mnits"],
+# fmt: off
+_BAD = {
+    "unknown key": ("LOCAL epss=3",
+        "Unknown key 'epss'. Did you mean eps? fedsink simulate --cfg job lists them all."),
+    "unknown nested key": ("LOCAL engine.thread=2", "Did you mean engine.threads?"),
+    "another strategy's key": ("LOCAL strategy=gs_wgan strategy.p=0.2",
+        "strategy.p acts with strategy=dp_sinkhorn: choose it, or leave strategy.p out."),
+    "key too deep": ("LOCAL mode=ldp mechanism.map.block=3", "Did you mean map.block?"),
+    "added key": ("LOCAL +foo=1", "Unknown key foo; there are mode, data,"),
+    "unknown choice": ("LOCAL data=mnits",
         "There is no data=mnits: choose one of celeba, digits, fashion_mnist, femnist, "
-        "femnist_62, femnist_digits, glyphs, half_circle, image_folder, mnist, shapes. "
-        "Did you mean mnist?",
-    ),
-    "unknown experiment": (["simulate", "experiment=mnist_esp10"], "Did you mean mnist_eps10?"),
-    "unknown mode": ([*_LOCAL, "mode=cental"], "There is no mode=cental: choose one of central, l"),
-    "wrong mechanism": (
-        [*_LOCAL, "mechanism=laplace"],
-        "mode=central has no mechanism=laplace: choose gaussian.",
-    ),
-    "wrong strategy": (
-        [*_LOCAL, "mode=ldp", "strategy=dp_sinkhorn"],
-        "mode=ldp runs strategy=priv",
-    ),
-    "strategy of the other mode with its clip": (
-        [*_LOCAL, "mode=ldp", "strategy=gs_wgan"],
-        "mode=ldp runs strategy=privatize_once, not 'gs_wgan'.",
-    ),
-    "another partition's key": (
-        [*_LOCAL, "partition.alpha=0.1"],
-        "partition.alpha acts with partition=dirichlet: choose it, or leave partition.alpha out.",
-    ),
-    "a table in two arguments": (
-        [*_LOCAL, "public={data:", "shapes}"],
-        "quote that whole, 'public={data: shapes}'.",
-    ),
-    "a tether with a batch clip": (
-        [*_LOCAL, "clip=batch", "strategy.tether=1.8"],
-        "strategy.tether is for clip=record",
-    ),
-    "unknown clip": ([*_LOCAL, "clip=x"], "clip is record or batch, not 'x'."),
-    "no value": ([*_LOCAL, "eps"], "'eps' is not of the form key=value; see fedsink simulate"),
-    "key and value apart": (
-        ["simulate", "mode", "central"],
-        "Keys are written key=value: mode=central, not mode central;",
-    ),
-    "twice": ([*_LOCAL, "eps=1", "eps=2"], "eps was given twice (eps=1 and eps=2)"),
-    "resume twice": (["simulate", "resume=a", "resume=b"], "resume was given twice"),
-    "a sweep without a flag": ([*_LOCAL, "eps=1,2"], "stands for several runs: add --multirun"),
-    "a sign of the grammar": (
-        [*_LOCAL, "data=mnist", "data.root=/scans (2)"],
-        "data.root=/scans (2) cannot be read: signs and letters beyond a to z are quoted inside "
-        "the argument, as in 'data.root=\"/scans (2)\"'",
-    ),
-    "accents": ([*_LOCAL, "data=mnist", 'data.root="no/été"'], "no/été/MNIST/raw does not"),
-    "unknown flag": (
-        [*_LOCAL, "--verbose"],
-        "unrecognized arguments: --verbose; fedsink simulate --help says what there is.",
-    ),
-    "bad flag": (["simulate", "--cfg", "x"], "invalid choice: 'x'"),
-    "missing root": ([*_LOCAL, "data=image_folder"], "data.root must be given: add data.root=…"),
-    "missing folder": ([*_LOCAL, "data=mnist", "data.root=no/such"], "no/such/MNIST/raw does not"),
-    "eps": ([*_LOCAL, "eps=0"], "eps must be a finite number > 0, received 0."),
-    "three of three": (
-        ["simulate", *small("eps=1", "sigma=1", "rounds=20")],
-        "cost ε = ",
-    ),
-    "rate": ([*_LOCAL, "rate=1.5"], "rate must lie in (0, 1], received 1.5."),
-    "clients": (["simulate", *small("clients=5000")], "5000 clients cannot share 1437 records"),
-    "labels": ([*_LOCAL, "data.classes=[a]"], "label 1 is outside the 1 classes of data.classes"),
-    "generator": ([*_LOCAL, "generator=dcgan"], "dcgan makes images of 28×28 or 32×32 pixels"),
-    "seed": (["simulate", *small("seed=-1")], "seed must be a whole number of at least 0, not -1."),
-    "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number, not 'abc'."),
-    "unmatched": ([*_LOCAL, "mode=ldp", "strategy.cost=l1"], "set strategy.unmatched=true"),
-    "named folder": ([*_LOCAL, "eps=0", "hydra.run.dir=a/b/c"], "eps must be"),
-    "adjacency": (
-        [*_LOCAL, "adjacency=x"],
-        "adjacency 'x' is unknown: choose one of add-remove, replace-one,",
-    ),
-    "adjacency and clip": ([*_LOCAL, "adjacency=client"], "clip=batch"),
-    "adjacency and accountant": (
-        [*_LOCAL, "adjacency=replace-one", "accountant=rdp"],
-        "accountant",
-    ),
-    "accountant": (
-        [*_LOCAL, "accountant=x"],
-        "accountant='x' is unknown; choose one of pld, prv, rdp",
-    ),
-    "another method's clip": ([*_LOCAL, "clip=critic"], "clip is record or batch, not 'critic'."),
-    "capacity": ([*_LOCAL, "capacity=0"], "capacity must be null, auto or a whole number"),
-    "capacity and a larger shard": (
-        [*_LOCAL, "capacity=auto", "partition=unequal"],
-        "The capacity of a batch counts on at most 719 records at a client (data.nominal_records/"
-        "clients), and this",
-    ),
-    "users of data without users": (
-        [*_LOCAL, "strategy=gs_wgan", "adjacency=user"],
-        "adjacency=user protects all records of a user, and digits does not tell users apart: ",
-    ),
-    "capacity too small": ([*_LOCAL, "capacity=30"], "capacity"),
-    "noise": ([*_LOCAL, "noise=loud"], "There is no noise=loud: choose one of fast, secure."),
-    "noise backend": (
-        [*_LOCAL, "noise.backend=loud"],
-        "noise.backend is fast or secure, not 'loud'.",
-    ),
-    "noise share": (
-        [*_LOCAL, "noise.share=all"],
-        "noise.share is local or secure_aggregation, not 'all'.",
-    ),
-    "dropouts": (
-        [*_LOCAL, "noise.share=secure_aggregation", "noise.tolerate_dropouts=1"],
-        "noise.tolerate_dropouts=1 must be below the smallest cohort, and 1 of clients=2 is asked",
-    ),
-    "secure seed": ([*_LOCAL, "noise=secure"], "cannot be repeated: leave out seed=0."),
-    "policy": ([*_SECRET, "policy=no.toml"], "no.toml cannot be read"),
-    "policy and seed": ([*_LOCAL, "policy=no.toml"], "leave out seed=0 or policy=."),
-    "shuffler": ([*_LOCAL, "mode=ldp", "shuffler=x"], "shuffler is none or trusted, not 'x'."),
-    "central shuffler": ([*_LOCAL, "shuffler=trusted"], "shuffler=trusted belongs to mode=ldp"),
-    "local adjacency": ([*_LOCAL, "mode=ldp", "adjacency=client"], "belongs to mode=central"),
-    "uses": (
-        [*_LOCAL, "strategy.uses_per_message=0"],
-        "strategy.uses_per_message must be a whole number of at least 1, not 0.",
-    ),
-    "corrupt anew": (
-        [*_LOCAL, "+data.corrupt={kind: invert}"],
-        "data.corrupt is gone: examples/debug_inverted.py alters records",
-    ),
-    "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
-    "keep in local mode": (
-        [*_LOCAL, "mode=ldp", "partition.keep=[0]"],
-        "mode=ldp shows a server how many records a client uploads",
-    ),
-    "deployed engine": (
-        ["simulate", *SMALL[1:], "engine=deploy"],
-        "engine.name is auto, ray, local or flower, not 'deploy'.",
-    ),
-    "deploy without app": (["deploy", "superlink=lab"], "app must be given"),
-    "deploy without superlink": (["deploy", "app=x"], "superlink must be given"),
-    "deploy of nothing": (["deploy", "app=x", "superlink=lab"], "holds no pyproject.toml"),
-    "deploy with flags": (["deploy", "--multirun"], "'--multirun' is not of the form key=value"),
-    "deploy twice": (["deploy", "app=x", "app=y"], "app was given twice."),
-    "deploy with a key twice": (
-        ["deploy", f"app={_DEPLOY}", "superlink=lab", "eps=1", "eps=2"],
-        "eps was given twice",
-    ),
-    "deploy resume with a name": (
-        ["deploy", "app=x", "superlink=lab", "resume=y", "name=z"],
-        "uses the configuration that the server has stored: leave out name.",
-    ),
-    "deploy resume with keys": (
-        ["deploy", "app=x", "superlink=lab", "resume=y", "eps=3"],
-        "uses the configuration that the server has stored: leave out eps=3.",
-    ),
-    "resume without a name": (["simulate", "resume="], "resume= names no folder"),
-    "observation of a word": (
-        ["simulate", *SMALL[:-2], "observation=foo"],
-        "observation is a group of keys, not 'foo'.",
-    ),
-    "resume nothing": (
-        ["simulate", "resume=nowhere"],
-        "nowhere holds no fedsink run (no config.yaml)",
-    ),
-    "resume with keys": (
-        ["simulate", "resume=x", "eps=3", "rounds=5"],
-        "uses the configuration stored in that folder: leave out eps=3 rounds=5.",
-    ),
-    "a key of another mode": (
-        ["simulate", *SMALL[:-2], "mode=ldp", "strategy.rows=20"],
-        "strategy.rows acts with strategy=dp_sinkhorn",
-    ),
-    "two objectives": (
-        [
-            "simulate",
-            *SMALL[:-2],
-            "-m",
-            "objective=metrics.loss",
-            "objective=metrics.epsilon",
-            "eps=1,3",
-        ],
-        "objective was given twice.",
-    ),
-    "unknown command": (["simulat"], "unknown command 'simulat'. Did you mean simulate?"),
-    "sample without run": (["sample", "out=x.npz"], "run= is missing"),
-    "sample without out": (["sample", "run=x"], "out= is missing"),
-    "sample of nothing": (["sample", "run=x", "out=x.npz"], "holds no fedsink run"),
-    "evaluate without run": (["evaluate"], "run= is missing"),
-    "evaluate of nothing": (["evaluate", "run=x"], "holds no fedsink run"),
-    "evaluate too few": (["evaluate", "run=x", "n=3"], "n=3: must be at least 20."),
-    "account of too little": (["account", "rate=0.2"], "missing: sigma, rounds, eps."),
-    "account of too much": (
-        ["account", "rate=0.2", "sigma=1", "rounds=5", "eps=1", "delta=1e-5"],
-        "missing: none of them.",
-    ),
-    "account rate": (["account", "rate=2", "sigma=1", "rounds=5"], "rate must lie in (0, 1]"),
-    "account key": (["account", "sgma=1"], "Unknown key 'sgma'. Did you mean sigma?"),
-    "account apart": (["account", "rate", "0.2"], "written key=value: rate=0.2, not rate 0.2;"),
-    "sample apart": (["sample", "run", "x", "out=y"], "written key=value: run=x, not run x;"),
-    "deploy apart": (["deploy", "app", "deploy"], "written key=value: app=deploy, not app deploy;"),
-    "account twice": (["account", "sigma=1", "sigma=2"], "sigma was given twice."),
-    "account text": (["account", "sigma=x"], "sigma=x: expected a number, received 'x'."),
-    "not a key": (["account", "sigma"], "'sigma' is not of the form key=value"),
+        "femnist_62, femnist_digits, glyphs, half_circle, image_folder, mnist, shapes. Did "
+        "you mean mnist?"),
+    "unknown experiment": ("simulate experiment=mnist_esp10", "Did you mean mnist_eps10?"),
+    "unknown mode": ("LOCAL mode=cental", "There is no mode=cental: choose one of central, l"),
+    "wrong mechanism": ("LOCAL mechanism=laplace",
+        "mode=central has no mechanism=laplace: choose gaussian."),
+    "wrong strategy": ("LOCAL mode=ldp strategy=dp_sinkhorn", "mode=ldp runs strategy=priv"),
+    "strategy of the other mode with its clip": ("LOCAL mode=ldp strategy=gs_wgan",
+        "mode=ldp runs strategy=privatize_once, not 'gs_wgan'."),
+    "another partition's key": ("LOCAL partition.alpha=0.1",
+        "partition.alpha acts with partition=dirichlet: choose it, or leave partition.alpha out."),
+    "a table in two arguments": ("LOCAL public={data: shapes}",
+        "quote that whole, 'public={data: shapes}'."),
+    "a tether with a batch clip": ("LOCAL clip=batch strategy.tether=1.8",
+        "strategy.tether is for clip=record"),
+    "unknown clip": ("LOCAL clip=x", "clip is record or batch, not 'x'."),
+    "no value": ("LOCAL eps", "'eps' is not of the form key=value; see fedsink simulate"),
+    "key and value apart": ("simulate mode central",
+        "Keys are written key=value: mode=central, not mode central;"),
+    "twice": ("LOCAL eps=1 eps=2", "eps was given twice (eps=1 and eps=2)"),
+    "resume twice": ("simulate resume=a resume=b", "resume was given twice"),
+    "a sweep without a flag": ("LOCAL eps=1,2", "stands for several runs: add --multirun"),
+    "a sign of the grammar": ("LOCAL data=mnist 'data.root=/scans (2)'",
+        "data.root=/scans (2) cannot be read: signs and letters beyond a to z are quoted "
+        "inside the argument, as in 'data.root=\"/scans (2)\"'"),
+    "accents": ("LOCAL data=mnist 'data.root=\"no/été\"'", "no/été/MNIST/raw does not"),
+    "unknown flag": ("LOCAL --verbose",
+        "unrecognized arguments: --verbose; fedsink simulate --help says what there is."),
+    "bad flag": ("simulate --cfg x", "invalid choice: 'x'"),
+    "missing root": ("LOCAL data=image_folder", "data.root must be given: add data.root=…"),
+    "missing folder": ("LOCAL data=mnist data.root=no/such", "no/such/MNIST/raw does not"),
+    "eps": ("LOCAL eps=0", "eps must be a finite number > 0, received 0."),
+    "three of three": ("LOCAL eps=1 sigma=1", "cost ε = "),
+    "rate": ("LOCAL rate=1.5", "rate must lie in (0, 1], received 1.5."),
+    "clients": ("LOCAL clients=5000", "5000 clients cannot share 1437 records"),
+    "labels": ("LOCAL data.classes=[a]", "label 1 is outside the 1 classes of data.classes"),
+    "generator": ("LOCAL generator=dcgan", "dcgan makes images of 28×28 or 32×32 pixels"),
+    "seed": ("LOCAL seed=-1", "seed must be a whole number of at least 0, not -1."),
+    "type": ("LOCAL strategy.m=abc", "strategy.m must be a number, not 'abc'."),
+    "unmatched": ("LOCAL mode=ldp strategy.cost=l1", "set strategy.unmatched=true"),
+    "named folder": ("LOCAL eps=0 hydra.run.dir=a/b/c", "eps must be"),
+    "adjacency": ("LOCAL adjacency=x",
+        "adjacency 'x' is unknown: choose one of add-remove, replace-one,"),
+    "adjacency and clip": ("LOCAL adjacency=client", "clip=batch"),
+    "adjacency and accountant": ("LOCAL adjacency=replace-one accountant=rdp", "accountant"),
+    "accountant": ("LOCAL accountant=x", "accountant='x' is unknown; choose one of pld, prv, rdp"),
+    "another method's clip": ("LOCAL clip=critic", "clip is record or batch, not 'critic'."),
+    "capacity": ("LOCAL capacity=0", "capacity must be null, auto or a whole number"),
+    "capacity and a larger shard": ("LOCAL capacity=auto partition=unequal",
+        "The capacity of a batch counts on at most 719 records at a client "
+        "(data.nominal_records/clients), and this"),
+    "users of data without users": ("LOCAL strategy=gs_wgan adjacency=user",
+        "adjacency=user protects all records of a user, and digits does not tell users apart: "),
+    "capacity too small": ("LOCAL capacity=30", "capacity"),
+    "noise": ("LOCAL noise=loud", "There is no noise=loud: choose one of fast, secure."),
+    "noise backend": ("LOCAL noise.backend=loud", "noise.backend is fast or secure, not 'loud'."),
+    "noise share": ("LOCAL noise.share=all",
+        "noise.share is local or secure_aggregation, not 'all'."),
+    "dropouts": ("LOCAL noise.share=secure_aggregation noise.tolerate_dropouts=1",
+        "noise.tolerate_dropouts=1 must be below the smallest cohort, and 1 of clients=2 is "
+        "asked"),
+    "secure seed": ("LOCAL noise=secure", "cannot be repeated: leave out seed=0."),
+    "policy": ("SECRET policy=no.toml", "no.toml cannot be read"),
+    "policy and seed": ("LOCAL policy=no.toml", "leave out seed=0 or policy=."),
+    "shuffler": ("LOCAL mode=ldp shuffler=x", "shuffler is none or trusted, not 'x'."),
+    "central shuffler": ("LOCAL shuffler=trusted", "shuffler=trusted belongs to mode=ldp"),
+    "local adjacency": ("LOCAL mode=ldp adjacency=client", "belongs to mode=central"),
+    "uses": ("LOCAL strategy.uses_per_message=0",
+        "strategy.uses_per_message must be a whole number of at least 1, not 0."),
+    "corrupt anew": ("LOCAL '+data.corrupt={kind: invert}'",
+        "data.corrupt is gone: examples/debug_inverted.py alters records"),
+    "keep": ("LOCAL partition.keep=[7,0]", "numbers of clients from 0 to 1, each once: 7 is"),
+    "keep in local mode": ("LOCAL mode=ldp partition.keep=[0]",
+        "mode=ldp shows a server how many records a client uploads"),
+    "deployed engine": ("LOCAL engine=deploy",
+        "engine.name is auto, ray, local or flower, not 'deploy'."),
+    "deploy without app": ("deploy superlink=lab", "app must be given"),
+    "deploy without superlink": ("deploy app=x", "superlink must be given"),
+    "deploy of nothing": ("deploy app=x superlink=lab", "holds no pyproject.toml"),
+    "deploy with flags": ("deploy --multirun", "'--multirun' is not of the form key=value"),
+    "deploy twice": ("deploy app=x app=y", "app was given twice."),
+    "deploy with a key twice": ("deploy app=DEPLOY superlink=lab eps=1 eps=2",
+        "eps was given twice"),
+    "deploy resume with a name": ("deploy app=x superlink=lab resume=y name=z",
+        "uses the configuration that the server has stored: leave out name."),
+    "deploy resume with keys": ("deploy app=x superlink=lab resume=y eps=3",
+        "uses the configuration that the server has stored: leave out eps=3."),
+    "resume without a name": ("simulate resume=", "resume= names no folder"),
+    "observation of a word": ("LOCAL observation=foo",
+        "observation is a group of keys, not 'foo'."),
+    "resume nothing": ("simulate resume=nowhere", "nowhere holds no fedsink run (no config.yaml)"),
+    "resume with keys": ("simulate resume=x eps=3 rounds=5",
+        "uses the configuration stored in that folder: leave out eps=3 rounds=5."),
+    "a key of another mode": ("LOCAL mode=ldp strategy.rows=20",
+        "strategy.rows acts with strategy=dp_sinkhorn"),
+    "two objectives": ("LOCAL -m objective=metrics.loss objective=metrics.epsilon eps=1,3",
+        "objective was given twice."),
+    "unknown command": ("simulat", "unknown command 'simulat'. Did you mean simulate?"),
+    "sample without run": ("sample out=x.npz", "run= is missing"),
+    "sample without out": ("sample run=x", "out= is missing"),
+    "sample of nothing": ("sample run=x out=x.npz", "holds no fedsink run"),
+    "evaluate without run": ("evaluate", "run= is missing"),
+    "evaluate of nothing": ("evaluate run=x", "holds no fedsink run"),
+    "evaluate too few": ("evaluate run=x n=3", "n=3: must be at least 20."),
+    "account of too little": ("account rate=0.2", "missing: sigma, rounds, eps."),
+    "account apart": ("account rate 0.2", "written key=value: rate=0.2, not rate 0.2;"),
+    "deploy apart": ("deploy app deploy", "written key=value: app=deploy, not app deploy;"),
+    "account twice": ("account sigma=1 sigma=2", "sigma was given twice."),
+    "account text": ("account sigma=x", "sigma=x: expected a number, received 'x'."),
+    "not a key": ("account sigma", "'sigma' is not of the form key=value"),
 }
+# fmt: on
+"""What is typed, and what its refusal says. LOCAL is `simulate` with SMALL, SECRET has no seed."""
+
+
+def _line(typed: str) -> list[str]:
+    head, *words = shlex.split(typed.replace("DEPLOY", str(_DEPLOY)))
+    if head not in ("LOCAL", "SECRET"):
+        return [head, *words]
+    keys = small(*words)
+    return ["simulate", *(k for k in keys if head == "LOCAL" or not k.startswith("seed="))]
 
 
 _GOOD = {
@@ -313,7 +236,7 @@ def played(
     root = tmp_path_factory.mktemp("played")
     items = request.session.items
     chosen = {getattr(item, "callspec", None) and item.callspec.id for item in items}
-    lines = {case: line for case, (line, _) in _BAD.items() if case in chosen}
+    lines = {case: _line(typed) for case, (typed, _) in _BAD.items() if case in chosen}
     if any(item.name == test_help_configuration_and_sweeps.__name__ for item in items):
         lines |= _GOOD
     folders = [root / str(number) for number in range(len(lines))]
@@ -352,7 +275,7 @@ def test_an_empty_folder_of_the_users_own_stays(tmp_path: Path) -> None:
     for name in ("mine", "été"):
         folder = tmp_path / f"in {name}"
         (folder / name).mkdir(parents=True)
-        arguments = [*_LOCAL, "eps=0", f'hydra.run.dir="{name}/a/b"']
+        arguments = ["simulate", *SMALL, "eps=0", f'hydra.run.dir="{name}/a/b"']
         (outcome,) = run_many([(folder, arguments)])
         assert outcome.code == 2
         assert outcome.left == (name,)
@@ -435,7 +358,7 @@ def test_a_finished_run_that_is_resumed_says_so(
 @pytest.mark.medium
 def test_help_begins_with_examples_and_loads_no_torch() -> None:
     script = (
-        "import sys\nfrom fedsink.commands.simulate import run\nrun(['--help'])\n"
+        "import sys\nfrom fedsink.commands.simulate import HELP\nprint(HELP())\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

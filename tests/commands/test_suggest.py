@@ -104,11 +104,6 @@ def test_messages(arguments: list[str], message: str) -> None:
         run(arguments)
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == run(["--help"]) == 0
-    assert capsys.readouterr().out.count("Usage: fedsink suggest") == 2
-
-
 NO_SIZES = {
     "data.shape": ["32", "null", "[]", "[3,0,32]", "[3,32.5,32]", "[3,32]", "true", "x", "[a,b,c]"],
     "data.classes": ["cat", "[]", "3", "null", "[a,a]", "[true,false]", "[1.0]", "[null]", "[[a]]"],

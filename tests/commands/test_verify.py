@@ -98,5 +98,5 @@ def test_a_node_shows_its_identity(tmp_path: Path, capsys: pytest.CaptureFixture
     path.write_text(policy(budget={"add-remove": limits(1.0)}, mechanisms=CENTRAL_WORDS))
     assert node(["key", f"policy={path}"]) == 0
     assert capsys.readouterr().out.strip() == NodeIdentityKey.at(tmp_path / "state").shown
-    with pytest.raises(ConfigError, match="policy must be given"):
+    with pytest.raises(ConfigError, match="policy= is missing"):
         node(["key"])

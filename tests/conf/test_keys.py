@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fedsink.commands.hydra_keys import known_keys
-from fedsink.commands.simulate import HELP
+from fedsink.commands.simulate import _EXAMPLES
 from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration, NoiseSettings
 from fedsink.deployment.deployed_run import DeployEngine
@@ -128,7 +128,7 @@ def test_the_keys_in_help_and_docs_exist() -> None:
         options = yaml.safe_load(path.read_text()) or {}
         whole = path.read_text().startswith("# @package _global_")
         known |= {key if whole else f"{path.parent.name}.{key}" for key in keys_of(options)}
-    block = re.search(r"Keys you type most:\n(.*?)\n\n", HELP, re.DOTALL)
+    block = re.search(r"Keys you type most:\n(.*?)\n\n", _EXAMPLES, re.DOTALL)
     assert block is not None
     shown = {key for line in block[1].splitlines() for key in line[:20].replace(",", " ").split()}
     assert {key for key in shown if not key.startswith("hydra.")} <= known

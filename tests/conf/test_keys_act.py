@@ -39,13 +39,8 @@ from .conftest import NAMES, root, scales
 
 Install = Callable[[dict[str, str], str], None]
 SHORT = (
-    "seed=0",
-    "rounds=2",
-    "clients=2",
-    "engine=local",
-    "report.pictures=0",
-    "report.html=false",
-)
+    "seed=0", "rounds=2", "clients=2", "engine=local", "report.pictures=0", "report.html=false",
+)  # fmt: skip
 BATCH = "clip=batch strategy.lam=0.5"
 PUBLISHED = f"{BATCH} strategy.schedule=joint strategy.self_term=semi_debiased strategy.m=1"
 CRITICS = "strategy=gs_wgan strategy.critics=2 strategy.critic.steps=1 strategy.critic.warm=1"
@@ -387,7 +382,7 @@ REFUSED = {
     "engine=local engine.timeout=7": "engine=ray",
     "mode=ldp rate=0.5": "mode=central",
     "data=half_circle partition=by_label": "data of more than one class",
-    "clients=1 partition.seed=3": "clients of 2 and more",
+    "clients=1 partition.seed=3": "clients above 1",
     "mode=ldp clip=batch": "mode=central",
     "mode=ldp view=pixel": "mode=central",
     "clip=batch strategy.self_term=semi_debiased strategy.history=4": "strategy.self_term=history",

@@ -35,14 +35,9 @@ defaults:
 """
     + PICTURES
 )
-SMALL = [
-    "clients=3",
-    "rounds=2",
-    "engine=local",
-    "seed=0",
-    "report.pictures=0",
-    "report.html=false",
-]
+SMALL = (
+    "clients=3", "rounds=2", "engine=local", "seed=0", "report.pictures=0", "report.html=false",
+)  # fmt: skip
 
 
 @pytest.fixture

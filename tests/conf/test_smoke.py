@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.clients.node import close_nodes
-from fedsink.conf.acting import READ_FROM_FILES, compose_config
+from fedsink.conf.acting import compose_config, read_from_files
 from fedsink.data import sources
 from fedsink.simulation.simulated_run import start
 
@@ -52,7 +52,7 @@ VARIANTS = (
 def test_it_runs_to_the_end(name: str, tiny_data: Path, tmp_path: Path) -> None:
     overrides = [f"experiment={name}", "scale=smoke", "engine=local", *root(name)]
     config = compose_config([*overrides, "report.pictures=0", "report.html=false"])
-    if READ_FROM_FILES.holds(config["data"]["name"]):
+    if read_from_files(config["data"]["name"]):
         config["data"]["root"] = str(tiny_data)
         config["clients"] = min(config["clients"], 100)  # it holds few records
     folder = start(config, tmp_path / "run")
