@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from .support.scripts import script
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -18,12 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def check() -> Iterator[ModuleType]:
     """The script, which imports those of benchmarks/ by their bare names."""
     path, modules = list(sys.path), set(sys.modules)
-    spec = importlib.util.spec_from_file_location("check_claims", ROOT / ".ci" / "check_claims.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield script(ROOT / ".ci" / "check_claims.py")
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         if name.startswith("result_"):

@@ -54,23 +54,16 @@ HOLDINGS: dict[str, Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]] = {
 class BesiegedNode:
     """One node with its state on disk, and every byte that has left the node.
 
-    Args:
-        folder: holds the node's state.
-        shape: of a record.
-        holding: a key of `HOLDINGS`, or of those of another siege.
-        noise: "fast" or "secure" under an owner's policy, or "keyed": a simulation's node with a
-            secret key and a ledger, whose settings hold no policy.
-        epsilon: the policy's ceiling.
-        operators: public keys that the policy names; None: every server is answered.
-        owner: further arguments of the policy, instead of the usual ones; of a keyed node
-            further settings.
+    Its noise is "fast" or "secure" under an owner's policy, or "keyed": a simulation's node with a
+    secret key and a ledger, whose settings hold no policy. `owner` has further arguments of the
+    policy, instead of the usual ones, or further settings of a keyed node.
     """
 
     def __init__(
         self,
         folder: Path,
         shape: tuple[int, ...],
-        holding: str,
+        holding: str,  # a key of `HOLDINGS`, or of those of another siege
         noise: str,
         epsilon: float,
         operators: Mapping[str, str] | None = None,

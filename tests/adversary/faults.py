@@ -29,11 +29,8 @@ _NEW_USER_AND_MOUNTS = 0x10000000 | 0x00020000
 class AtStep:
     """Lets a fault happen at one step of the way from the committed charge to the reply.
 
-    A step is a line of fedsink that is reached for the first time, or an instruction of SQLite.
-
-    Args:
-        step: from 1; one beyond the last is the last (SQLite takes some more or less of them).
-        fault: what happens there.
+    A step, from 1, is a line of fedsink that is reached for the first time, or an instruction of
+    SQLite; one beyond the last is the last (SQLite takes some more or less of them).
     """
 
     def __init__(self, step: int, fault: Fault) -> None:
@@ -89,9 +86,7 @@ def kill_9() -> None:
 class FullDisk:
     """No file of the process grows beyond so many bytes: a write stops in its midst and fails.
 
-    Args:
-        size: in bytes.
-        deadly: whether the process ends in the midst of that write.
+    `deadly`: the process ends in the midst of that write.
     """
 
     def __init__(self, size: int, *, deadly: bool = False) -> None:

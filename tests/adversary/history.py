@@ -39,11 +39,12 @@ from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 from fedsink.protocol.signing import given_by, shown_key, sign
 
+from ..support.exact import squared_distance
 from ..support.policies import limits
 from ..support.tiny import CLASSES
 from .besieged import BesiegedNode, Place
 from .honest import CRITIC, GRADIENT, IDENTITY, KINDS, PARAMETERS, PRIVATIZE, SHAPES, Kind
-from .oracles import gaussian_delta, sampled_epsilon, squared_distance
+from .oracles import gaussian_delta, sampled_epsilon
 from .siege import outcome
 
 RECORDS, OWN = 13, 4  # of the client, and of its last user
@@ -77,14 +78,10 @@ KEY, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in 
 def held(
     holding: str, version: int, shape: tuple[int, ...], *, named: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """Values, labels, users of a node, and slots where the records have names.
+    """Values, labels, users of a node ("base" or a key of `NEIGHBOURS`), and slots if it has names.
 
-    Args:
-        holding: "base" or a key of `NEIGHBOURS`.
-        version: 0 or 1, of the data: in the second one all values are others, and three new
-            records come first, which move the lines of all others and no name.
-        shape: of a record.
-        named: whether records have names.
+    In version 1 of the data all values are others, and three new records come first, which move
+    the lines of all others and no name.
     """
     new = 3 * version
     n = new + RECORDS
@@ -108,17 +105,11 @@ def held(
 
 
 class Use(NamedTuple):
-    """One release of a node for one place, before the noise.
-
-    Attributes:
-        total: sum without noise.
-        std: of the noise; in the local mode the scale of the noise.
-        noise: names the stream that the node drew it from.
-    """
+    """One release of a node for one place, before the noise."""
 
     total: Tensor
-    std: float
-    noise: bytes
+    std: float  # of the noise; in the local mode its scale
+    noise: bytes  # names the stream that the node drew it from
 
     @property
     def content(self) -> bytes:
@@ -136,23 +127,13 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Charged:
-    """Charge of one plan, read from the ledger.
+    """Charge of one plan, read from the ledger."""
 
-    Attributes:
-        id: of its run in the ledger.
-        multiplier: σ of its Gaussian event, against all that one unit contributes to a use; 0 for
-            another one.
-        rate: of the event, or at which critics are asked; 1 where nothing is sampled.
-        critics: whether critics answered: one that is asked in secret adds half of what σ is
-            stated against.
-        epsilon, delta: charged; ε is None where there is no ceiling.
-    """
-
-    id: int
-    multiplier: float
-    rate: float
-    critics: bool
-    epsilon: float | None
+    id: int  # of its run there
+    multiplier: float  # σ against all that one unit adds to a use; 0 if the event is not Gaussian
+    rate: float  # of the event, or at which critics are asked; 1 where nothing is sampled
+    critics: bool  # one that is asked in secret adds half of what σ is stated against
+    epsilon: float | None  # None where there is no ceiling
     delta: float
 
 
@@ -213,21 +194,14 @@ class History:
         - all uses of an account together are no easier to tell apart than the (ε, δ) charged, and
           no more of them left than the charge is for,
         - no noise is ever drawn for two functions of the data, and no place has two answers.
-
-    Args:
-        folder: where the nodes' states lie.
-        patch: installs the nodes' data, and looks on where noise is added.
-        owner: a key of `OWNERS`.
-        records: a key of `SHAPES`.
-        named: as of `held`.
     """
 
     def __init__(
         self,
         folder: Path,
         patch: pytest.MonkeyPatch,
-        owner: str = "whole",
-        records: str = "images",
+        owner: str = "whole",  # a key of `OWNERS`
+        records: str = "images",  # a key of `SHAPES`
         *,
         named: bool = True,
     ) -> None:
@@ -309,11 +283,8 @@ class History:
     def send(self, kind: Kind, content: RecordDict, signature: str = "good") -> Message:
         """The first node's reply, after everything was checked.
 
-        Args:
-            kind: type of the message.
-            content: of the message.
-            signature: where the nodes know operators: "good", "none", of a "stranger", for
-                "another" node, or for another "type" of message.
+        Where the nodes know operators, the signature is "good", "none", of a "stranger", for
+        "another" node, or for another "type" of message.
         """
         self.sent += 1
         replies = []
@@ -396,13 +367,7 @@ class History:
             self._shifts[other.holding, place[0]][charged.id] += float(squared)
 
     def _check_charge(self, used: Mapping[Place, Charged], epsilon: float, delta: float) -> None:
-        """Checks ε of all that left for an account, by observation and by its events.
-
-        Args:
-            used: charge of each place of the account.
-            epsilon: spent of the account.
-            delta: like `epsilon`.
-        """
+        """Checks the (ε, δ) spent by all that left for an account, by observation and by events."""
         plans = {charged.id: charged for charged in used.values()}
         labels: dict[int, Counter[int | None]] = defaultdict(Counter)
         for place, charged in used.items():

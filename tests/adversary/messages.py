@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -84,6 +85,13 @@ def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path] * bool(path) + [p for key, v in items for p in places_in(v, (*path, key))]
 
 
+def put(table: Any, path: Sequence[Any], value: Any) -> None:
+    """Puts a copy of a value in one place of a JSON value."""
+    for key in path[:-1]:
+        table = table[key]
+    table[path[-1]] = copy.deepcopy(value)
+
+
 @st.composite
 def tampered(draw: st.DrawFn, messages: list[Sent]) -> Sent:
     """A message with parts replaced, removed, doubled, or sent as another type."""
@@ -111,14 +119,14 @@ def tampered(draw: st.DrawFn, messages: list[Sent]) -> Sent:
     elif how == "fields":
         fields = json.loads(text)
         for _ in range(draw(st.integers(1, 2))):
-            *way, last = draw(st.sampled_from(places_in(fields)))
-            inner = fields
-            for key in way:
-                inner = inner[key]
+            place = draw(st.sampled_from(places_in(fields)))
             if draw(st.integers(0, 9)):
-                inner[last] = copy.deepcopy(draw(st.sampled_from(JUNK)))
+                put(fields, place, draw(st.sampled_from(JUNK)))
             else:
-                del inner[last]
+                inner = fields
+                for key in place[:-1]:
+                    inner = inner[key]
+                del inner[place[-1]]
             if not places_in(fields):
                 break
         value = json.dumps(fields)
@@ -303,10 +311,7 @@ def hostile_critics(draw: st.DrawFn, honest: Honest) -> Sent:
     )
     fields = fields_of(request.to_record())
     for place in draw(st.lists(st.sampled_from(sorted(CRITIC_FIELDS)), max_size=2)):
-        inner = fields
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = draw(st.sampled_from(CRITIC_FIELDS[place]))
+        put(fields, place, draw(st.sampled_from(CRITIC_FIELDS[place])))
     return CRITIC, with_fields(request.to_record(), fields)
 
 
@@ -430,26 +435,16 @@ PLANS_ASKED: list[dict[str, Any]] = [
 
 
 class Order(NamedTuple):
-    """One step of a server that combines one run name with everything.
+    """One step of a server that combines one run name with everything."""
 
-    Attributes:
-        how: message that the server sends, or fault of the nodes.
-        run, round: of the request.
-        adjacency: of the request; None: that of `ADJACENCY_OF` the run.
-        plan: a place in `PLANS_ASKED`.
-        critics: a place in `CRITICS_ASKED`.
-        bits: choose everything else.
-        signature: as of `History.send`.
-    """
-
-    how: str
+    how: str  # the message that the server sends, or a fault of the nodes
     run: str
     round: int
-    adjacency: str | None
-    plan: int
-    critics: int
-    bits: int
-    signature: str = "good"
+    adjacency: str | None  # None: that of `ADJACENCY_OF` the run
+    plan: int  # a place in `PLANS_ASKED`
+    critics: int  # a place in `CRITICS_ASKED`
+    bits: int  # choose everything else
+    signature: str = "good"  # as of `History.send`
 
 
 def _mostly(usual: int, others: int) -> st.SearchStrategy[int]:
@@ -518,16 +513,10 @@ def ordered(order: Order, honest: Honest) -> Sent:
         content = with_fields(content, fields)
     if order.how == "hostile":
         place = sorted(CRITIC_FIELDS)[bits // 512 % len(CRITIC_FIELDS)]
-        inner = fields
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = CRITIC_FIELDS[place][bits % len(CRITIC_FIELDS[place])]
+        put(fields, place, CRITIC_FIELDS[place][bits % len(CRITIC_FIELDS[place])])
         content = with_fields(content, fields)
     if order.how == "junk":
         way = places_in(fields)[bits // 64 % len(places_in(fields))]
-        inner = fields
-        for key in way[:-1]:
-            inner = inner[key]
-        inner[way[-1]] = copy.deepcopy(JUNK[bits % len(JUNK)])
+        put(fields, way, JUNK[bits % len(JUNK)])
         content = with_fields(content, fields)
     return CRITIC, content

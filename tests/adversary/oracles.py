@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,12 +63,6 @@ def of_everybody(request: Request) -> Request:
         return replace(request, gradient=asked)
     assert isinstance(request.plan, PrivacyPlan)
     return replace(request, plan=replace(request.plan, rate=1.0))
-
-
-def squared_distance(one: Tensor, other: Tensor) -> Fraction:
-    """‖a − b‖² of two tensors of floats, exactly."""
-    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
-    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
 
 
 def gaussian_delta(epsilon: float, shift: float) -> float:

@@ -16,7 +16,6 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
@@ -24,22 +23,21 @@ from fedsink.clients.app import app
 from fedsink.clients.ledger.database import Database, problems
 from fedsink.clients.node import close_nodes
 from fedsink.clients.replies import unseal
-from fedsink.models.critics import CriticTraining
-from fedsink.privacy import BatchClip, CriticClip, JointSchedule, PrivacyPlan
+from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 from fedsink.protocol.failure_codes import MEANING, REFUSED
-from fedsink.protocol.gs_wgan import CriticRequest, Critics
+from fedsink.protocol.gs_wgan import CriticRequest
 
 from ..support.policies import CENTRAL, limits, policy
 from ..support.requests import gradient_request
-from ..support.tiny import CLASSES, SIZE
+from ..support.tiny import CLASSES
 from .faults import AtStep, Fault, nothing
+from .honest import SHAPES, Honest
 
 Place = tuple[str, int]
 """A run and a round."""
 
 PLAN = PrivacyPlan(1.0, 1.0, 51, BatchClip(0.5), JointSchedule(), 1e-6)
-CRITIC_PLAN = PrivacyPlan(1.0, 1.0, 51, CriticClip(0.5, 4), JointSchedule(), 1e-6)
 Asked = GradientRequest | CriticRequest
 _TYPES: dict[type, str] = {GradientRequest: "train.dp_sinkhorn", CriticRequest: "train.gs_wgan"}
 _PATIENCE = 60.0
@@ -54,19 +52,10 @@ def request(round: int, run: str = "run", rows: int = 6) -> GradientRequest:
 
 def critic_request(round: int, run: str = "run") -> CriticRequest:
     """Returns one use of `CRITIC_PLAN`, equal for equal arguments."""
-    random = torch.Generator().manual_seed(round)
-    rows, fakes = (torch.randn(n, SIZE, generator=random) for n in (6, 9))
-    return CriticRequest(
-        round,
-        CRITIC_PLAN,
-        Critics(CriticTraining(4, steps=2, warm=2, batch=3), CLASSES, hidden=5, scale=1.0),
-        {"name": "pixel", "shape": [SIZE]},
-        rows,
-        torch.arange(6) % CLASSES,
-        fakes,
-        torch.arange(9) % CLASSES,
-        run,
-    )
+    return Honest(SHAPES["points"]).critic(round, run=run, rounds=51, delta=1e-6)
+
+
+CRITIC_PLAN = critic_request(1).plan
 
 
 def other(asked: Asked) -> Asked:
@@ -132,19 +121,13 @@ class OwnersNode:
         self.policy = folder / "policy.toml"
         self.state = folder / "state"
         self.ledger = self.state / "ledger.sqlite"
-        self.policy.write_text(
-            policy(
-                backend=noise,
-                budget={"add-remove": limits(epsilon)},
-                mechanisms=(*CENTRAL, "critic"),
-                allow={
-                    "maximum_images": 4096,
-                    "maximum_critics": 4,
-                    "maximum_critic_width": 5,
-                    "maximum_critic_steps": 4,
-                },
-            )
-        )
+        allow = {
+            "maximum_images": 4096, "maximum_critics": 4, "maximum_critic_width": 5,
+            "maximum_critic_steps": 4,
+        }  # fmt: skip
+        budget = {"add-remove": limits(epsilon)}
+        text = policy(backend=noise, budget=budget, mechanisms=(*CENTRAL, "critic"), allow=allow)
+        self.policy.write_text(text)
         self.left: dict[Place, bytes] = {}
 
     def ask(self, asked: Asked, fault: Fault = nothing, *, stop: bool = True) -> Answer | None:

@@ -38,6 +38,7 @@ from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.requests import CentralRequest
 from fedsink.protocol.signing import given_by
 
+from ..support.exact import squared_distance
 from .besieged import HOLDINGS, BesiegedNode, Place
 from .honest import CRITIC, GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind
 from .oracles import (
@@ -47,7 +48,6 @@ from .oracles import (
     critics_total,
     measured,
     of_everybody,
-    squared_distance,
     total_of,
 )
 
@@ -64,23 +64,14 @@ MEGABYTES = 50.0
 
 
 class Siege:
-    """Two nodes that get every message; `send` checks the invariants after each.
-
-    Args:
-        folder: where the nodes' states lie.
-        patch: installs the nodes' data, and looks on where an answer is computed.
-        noise: as of `BesiegedNode`.
-        records: a key of `SHAPES`.
-        epsilon: the policies' ceiling.
-        operators: public keys that the policies name; None: whoever asks is answered.
-    """
+    """Two nodes that get every message; `send` checks the invariants after each."""
 
     def __init__(
         self,
         folder: Path,
         patch: pytest.MonkeyPatch,
         noise: str = "fast",
-        records: str = "points",
+        records: str = "points",  # a key of `SHAPES`
         epsilon: float = 1e6,
         operators: Mapping[str, str] | None = None,
     ) -> None:

@@ -28,6 +28,7 @@ from fedsink.clients.ledger.database import Database, problems
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import close_nodes
 from fedsink.errors import BudgetError, LedgerError, ReleaseRefusedError
+from fedsink.privacy import PrivacyPlan
 from fedsink.protocol.failure_codes import FAILED, REFUSED
 
 from . import owners_node
@@ -39,7 +40,17 @@ from .faults import (
     lose_privileges,
     mount_small_disk,
 )
-from .owners_node import PLAN, Answer, OwnersNode, barrier, in_processes, other, request
+from .owners_node import (
+    CRITIC_PLAN,
+    PLAN,
+    Answer,
+    OwnersNode,
+    barrier,
+    critic_request,
+    in_processes,
+    other,
+    request,
+)
 
 MakeNode = Callable[..., OwnersNode]
 TODAY = b"today".ljust(32)
@@ -49,18 +60,29 @@ LAST_FIFTH = 0.8  # of the steps from charge to reply: it stores the reply and n
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> MakeNode:
-    """Makes nodes by name; imports and first computations are done before a process forks."""
+    """Makes nodes by name; imports and first computations are done before a process forks.
 
-    def make(name: str = "node", noise: str = "fast", epsilon: float = 1e6) -> OwnersNode:
-        warm_up(noise, tmp_path / "warm-up")
-        return OwnersNode(tmp_path / name, noise, epsilon)
+    Nodes with critics and fast noise have one noise key.
+    """
+
+    def make(
+        name: str = "node", noise: str = "fast", epsilon: float = 1e6, plan: PrivacyPlan = PLAN
+    ) -> OwnersNode:
+        first = tmp_path / f"warm-up-{noise}-{plan.clip.name}"
+        warm_up(noise, plan, first)
+        node = OwnersNode(tmp_path / name, noise, epsilon, plan)
+        if noise == "fast" and plan is CRITIC_PLAN:
+            node.state.mkdir(mode=0o700)
+            shutil.copy2(first / "state" / "noise.key", node.state)
+        return node
 
     return make
 
 
 @cache
-def warm_up(noise: str, folder: Path) -> None:
-    owners_node.answer(OwnersNode(folder, noise).policy, request(1))
+def warm_up(noise: str, plan: PrivacyPlan, folder: Path) -> None:
+    asked = critic_request(1) if plan is CRITIC_PLAN else request(1)
+    owners_node.answer(OwnersNode(folder, noise, plan=plan).policy, asked)
     close_nodes()
 
 
@@ -170,19 +192,23 @@ def test_two_processes_fill_a_budget_to_the_brim_and_no_further(tmp_path: Path) 
 
 
 @pytest.mark.medium
-@pytest.mark.quick("secure")
-@pytest.mark.parametrize("noise", ["fast", "secure"])
+@pytest.mark.quick("gradients-secure")
+@pytest.mark.parametrize(
+    ("kind", "noise"), [("gradients", "fast"), ("gradients", "secure"), ("critics", "secure")]
+)
 def test_two_processes_asked_the_same_at_once_give_the_same_bytes(
-    make_node: MakeNode, noise: str
+    make_node: MakeNode, kind: str, noise: str
 ) -> None:
     """From an empty folder on; under secure noise each of them computes other bytes."""
-    node = make_node(noise=noise)
-    asked = [request(round) for round in range(1, 13)]
+    node = make_node(noise=noise, plan=CRITIC_PLAN if kind == "critics" else PLAN)
+    make = critic_request if kind == "critics" else request
+    asked = [make(round) for round in range(1, 13)]
     left, right = node.ask_at_once(asked, asked)
     assert left == right
     assert all(answer.reply is not None for answer in left or [])
     assert node.claims() == {("run", round): True for round in range(1, 13)}
     assert len(node.stored()) == 12
+    assert set(learned(node)) == ({"11.state", "12.state"} if kind == "critics" else set())
     assert node.leftovers() == set()
 
 
@@ -523,3 +549,92 @@ def test_a_damaged_reply_is_refused_until_it_is_restored(used: OwnersNode, damag
     restore()
     used.ask_at_once(asked)  # the same bytes as before
     used.recovers(request(5))
+
+
+# Critics that learn: the node continues as if it had not been killed
+
+CRITICS: dict[str, Any] = {"plan": CRITIC_PLAN}
+
+
+def learned(node: OwnersNode) -> dict[str, bytes]:
+    """Files of every state of the critics, by the round after which they hold."""
+    return {path.name: path.read_bytes() for path in node.state.glob("states/*/[!.]*")}
+
+
+def arrows(node: OwnersNode) -> list[int]:
+    """Steps from charge to reply, among them those around each file that is written.
+
+    The steps between two changes of the state folder are one arrow of the order: charge, state,
+    reply, note of the release, answer. A kill at the first and the last of them, and between.
+    """
+    total = node.steps(critic_request(1, run="steps"))
+    return sorted({1, total, *range(2, total, max(1, total // 24)), *range(total - 12, total)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["fast", "secure"])
+def test_a_kill_at_any_arrow_changes_no_answer_and_no_critic(
+    make_node: MakeNode, noise: str
+) -> None:
+    """One node is killed in every round except the first; a node of the same key never is.
+
+    After every kill the same message is answered once. Under a key whose noise can be drawn
+    again, replies and critics equal those of the node that was never killed.
+    """
+    killed, spared = make_node("killed", noise, **CRITICS), make_node("spared", noise, **CRITICS)
+    steps = arrows(make_node("steps", noise, **CRITICS))[: CRITIC_PLAN.rounds - 2]
+    assert killed.ask(critic_request(1)) is not None
+    spared.ask(critic_request(1))
+    unfinished = set()
+    for round, step in enumerate(steps, start=2):
+        asked = critic_request(round)
+        stored, before = len(killed.stored()), learned(killed)
+        assert killed.ask(asked, AtStep(step, kill_9)) is None
+        unfinished.add((f"{round}.state" in learned(killed), len(killed.stored()) > stored))
+        assert learned(killed)[f"{round - 1}.state"] == before[f"{round - 1}.state"]
+        killed.recovers(asked)
+        spared.ask(asked)
+        assert set(learned(killed)) == {f"{round - 1}.state", f"{round}.state"}
+        if noise == "fast":
+            assert learned(killed) == learned(spared)
+    assert unfinished == {(False, False), (True, False), (True, True)}
+    if noise == "fast":
+        assert killed.left == spared.left
+    killed.ask_at_once([critic_request(round) for round in range(1, len(steps) + 2)])
+
+
+@pytest.mark.medium
+def test_a_repeat_gets_its_reply_and_teaches_nothing(make_node: MakeNode) -> None:
+    node = make_node(**CRITICS)
+    node.ask_at_once([critic_request(1), critic_request(2)])
+    before = learned(node)
+    node.ask_at_once([critic_request(2), critic_request(1), critic_request(2)])
+    assert learned(node) == before
+    refused = node.ask(other(critic_request(2)))
+    assert refused == Answer(None, REFUSED)
+    assert learned(node) == before
+
+
+def test_a_folder_of_critics_that_is_closed_releases_nothing_new(
+    make_node: MakeNode,
+) -> None:
+    node = make_node(**CRITICS)
+    node.ask(critic_request(1))
+    folders = [node.state / "states", *node.state.glob("states/*")]
+    for folder in folders:
+        folder.chmod(0o500)
+    answer = node.ask(critic_request(2), lose_privileges)
+    for folder in folders:
+        folder.chmod(0o700)
+    assert answer is not None
+    assert answer.reply is None
+    node.recovers(critic_request(2))
+
+
+def test_what_critics_learned_is_for_the_owner_alone(make_node: MakeNode) -> None:
+    node = make_node(**CRITICS)
+    node.ask(critic_request(1))
+    folders = [node.state / "states", *node.state.glob("states/*")]
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
+    [file] = node.state.glob("states/*/*")
+    assert file.stat().st_mode & 0o777 == 0o600

@@ -11,11 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from flwr.app import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsink.flower_internals import become
 from fedsink.protocol.aggregation import (
     KEYS,
     SHARES,
@@ -39,17 +37,11 @@ from fedsink.secagg.server import ServerSession
 
 from ..support.consortium import KIND, Consortium, shared
 from ..support.requests import gradient_request, pack_requests, plan_of
-from ..support.tiny import CLASSES, points
+from ..support.tiny import CLASSES
 
 CLIENTS = 4
 ORDER = (f"query.{KEYS}", f"query.{SHARES}", KIND, f"query.{SURVIVORS}", f"query.{UNMASK}")
-VARIANTS = (
-    {},
-    {"clients": (0, 1, 2)},
-    {"minimum": 4},
-    {"run": "another"},
-    {"bits": 40},
-)
+VARIANTS = ({}, {"clients": (0, 1, 2)}, {"minimum": 4}, {"run": "another"}, {"bits": 40})
 """Public numbers under which a server may ask for one request."""
 
 
@@ -95,6 +87,13 @@ def request(number: int) -> GradientRequest:
     objective = Objective(lam=0.5, classes=CLASSES)
     made = shared(gradient_request(plan_of("record"), objective, round=1 + number % 2), 3)
     return replace(made, rows=made.rows + 0.25) if number == 2 else made
+
+
+def identities_of(nodes: Consortium) -> dict[int, Identity]:
+    return {
+        client: Identity(NodeIdentityKey.at(home / "state").private)
+        for client, home in enumerate(nodes.folders)
+    }
 
 
 class Play:
@@ -156,12 +155,6 @@ class Play:
         self._done += 1
 
 
-@pytest.fixture(autouse=True)
-def _tiny_points(install_source: Callable[..., None]) -> None:
-    install_source(points)
-    become(1, 1)
-
-
 @settings(max_examples=40, deadline=None)
 @given(asks=ASKS)
 def test_whatever_is_asked_one_vector_leaves_and_is_charged_once(
@@ -169,10 +162,7 @@ def test_whatever_is_asked_one_vector_leaves_and_is_charged_once(
 ) -> None:
     folder: Path = tmp_path_factory.mktemp("masked")
     nodes = Consortium(folder, CLIENTS)
-    identities = {
-        client: Identity(NodeIdentityKey.at(home / "state").private)
-        for client, home in enumerate(nodes.folders)
-    }
+    identities = identities_of(nodes)
     plays = {}
     for number in (0, 1, 2):
         asked = digest(KIND, pack_requests([request(number)]))
@@ -234,24 +224,13 @@ def test_whatever_is_asked_one_vector_leaves_and_is_charged_once(
 
 def test_a_whole_honest_play_is_among_them(tmp_path: Path) -> None:
     """The test above would hold for a node that refuses everything."""
-    play: Play
-    nodes = Consortium(tmp_path, CLIENTS)
-    identities = {
-        client: Identity(NodeIdentityKey.at(home / "state").private)
-        for client, home in enumerate(nodes.folders)
-    }
-    asked = request(0)
-    name = sum_name(KIND, asked.round)
-    digested = digest(KIND, pack_requests([asked]))
-    values = asked.rows.numel()
-    play = Play(
-        Parameters(asked.run, name, tuple(range(CLIENTS)), 32, values, 3), digested, identities
-    )
+    nodes, asked = Consortium(tmp_path, CLIENTS), request(0)
+    name, values = sum_name(KIND, asked.round), asked.rows.numel()
+    sum_ = Parameters(asked.run, name, tuple(range(CLIENTS)), 32, values, 3)
+    play = Play(sum_, digest(KIND, pack_requests([asked])), identities_of(nodes))
     for trip in range(5):
         record = asked.to_record() if trip == 2 else pack({}, {})
-        reply: Message = nodes.send(
-            0, put_trip(record, Trip(play.parameters, play.content(trip))), ORDER[trip]
-        )
+        reply = nodes.send(0, put_trip(record, Trip(sum_, play.content(trip))), ORDER[trip])
         assert not reply.has_error()
         play.take(trip, content_of(reply.content))
     assert play._server.result(play.asked).survivors == (0, 1, 2, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,14 +14,14 @@ from fedsink_papers.parameter_gradient.request import ParameterRequest
 
 from fedsink.clients.shard import Shard
 from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream, domain
-from fedsink.privacy.clips import shrunk
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED
 from fedsink.protocol.packing import unpack
 
+from ..support.exact import squared_distance
 from .besieged import many
 from .honest import GRADIENT, PARAMETERS, SHAPES, Honest, changed
-from .oracles import Request, squared_distance, total_of
+from .oracles import Request, total_of
 from .siege import Siege
 
 HONEST = Honest(SHAPES["points"])
@@ -139,23 +138,6 @@ def test_the_handlers_refuse_numbers_beyond_the_domain(
         huge = replace(usual, latents=torch.full_like(usual.latents, 1e30))
         assert siege.send(kind, huge.to_record()).error.code == MALFORMED
     assert not siege.send(kind, content).has_error()
-
-
-def in_float32(gradient: torch.Tensor, bound: float) -> torch.Tensor:
-    """The clip as it was: its factor cast to the gradient's type."""
-    factor = torch.clamp(torch.tensor(bound) / gradient.double().norm(), max=1.0)
-    return gradient * factor.to(gradient.dtype)
-
-
-@pytest.mark.parametrize(("clip", "keeps"), [(in_float32, False), (shrunk, True)])
-def test_the_clip_itself_at_the_edge_of_float32(clip: Callable[..., Any], keeps: bool) -> None:
-    """The reproduction of the finding: at most 1.0 S, and 1.96 S as it was."""
-    gradient = torch.full((1, 4), 1e37)
-    bound = float(gradient.double().norm()) * 0.51 * 2.0**-149
-    kept = clip(gradient, bound, **({"cast": torch.float32} if keeps else {}))
-    distance = math.sqrt(squared_distance(kept, -kept)) / (2 * bound)
-    assert (distance <= 1.0) == keeps
-    assert keeps or distance == pytest.approx(1.96, abs=0.01)
 
 
 @KINDS

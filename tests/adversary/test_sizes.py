@@ -26,7 +26,7 @@ from ..support.consortium import KIND, Consortium, shared
 from ..support.tiny import NOMINAL, points
 from .besieged import BesiegedNode, many
 from .honest import GRADIENT, IDENTITY, SHAPES, Honest, Sent, fields_of, with_fields
-from .messages import places_in
+from .messages import places_in, put
 
 NUMBERS = [10**6, 10**9, 10**12, 10**18, 2**63, 1e308, -1, 0, 0.5]
 JSON = [None, True, "x", "9" * 400, [], {}, [10**9], [0] * 3, {"name": 10**9}, [[1], {"a": [2]}]]
@@ -61,10 +61,8 @@ def capped() -> Iterator[None]:
 
 def with_value(table: Any, path: tuple[Any, ...], value: Any) -> Any:
     """Returns a JSON value with another value in one place."""
-    changed = inner = copy.deepcopy(table)
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = copy.deepcopy(value)
+    changed = copy.deepcopy(table)
+    put(changed, path, value)
     return changed
 
 
@@ -74,13 +72,8 @@ def requests(sent: Sent, values: list[Any]) -> Iterator[tuple[str, Sent]]:
     fields = fields_of(content)
     for path in places_in(fields):
         for value in values:
-            yield (
-                f"{kind} {path} {value!r}",
-                (
-                    kind,
-                    with_fields(content, with_value(fields, path, value)),
-                ),
-            )
+            changed = with_fields(content, with_value(fields, path, value))
+            yield f"{kind} {path} {value!r}", (kind, changed)
 
 
 def check(label: str, reply: Any, charged: int, before: int) -> None:

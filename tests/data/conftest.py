@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from fedsink.data.sources import load
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +14,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "fedsink"
+
+
+@pytest.fixture
+def read_again() -> Iterator[None]:
+    """Files are read, whatever this process has loaded before."""
+    load.cache_clear()
+    yield
+    load.cache_clear()

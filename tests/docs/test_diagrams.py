@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from ..support.scripts import script
+
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "diagrams.py"
 
 
 @pytest.fixture(scope="module")
-def diagrams() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("diagrams", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["diagrams"] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["diagrams"]
+def diagrams() -> ModuleType:
+    return script(SCRIPT)
 
 
 def luminance(colour: str) -> float:

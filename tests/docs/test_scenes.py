@@ -62,25 +62,19 @@ PAGES = sorted(
 class Act:
     """What one reader does: the blocks of a page that hold some words, in order.
 
-    Args:
-        page: path of the page in the repository.
-        has: words of the blocks; left out: every block.
-        folder: where the reader works, below the scene's folder; "fedsink" or a folder in it: a
-            checkout, whose `.venv` is this environment.
-        words: what is this reader's, beside `READERS`: each word of the text and its value, in
-            which {scene} is the scene's folder. A pattern: the last group that was printed so far.
-        takes: files of other readers, below the scene's folder, that were handed over.
-        brings: makes the reader's own files in the folder.
-        interrupted: Ctrl-C is pressed once the blocks say this.
+    The reader works in a folder below the scene's; "fedsink" or a folder in it is a checkout, whose
+    `.venv` is this environment. `words` are the reader's, beside `READERS`: each word of the text
+    and its value, in which {scene} is the scene's folder, or a pattern whose last group that was
+    printed so far is meant.
     """
 
     page: str
-    has: str = ""
+    has: str = ""  # left out: every block
     folder: str = ""
     words: Mapping[str, str | re.Pattern[str]] = field(default_factory=dict)
-    takes: tuple[str, ...] = ()
-    brings: Callable[[Path], None] | None = None
-    interrupted: str = ""
+    takes: tuple[str, ...] = ()  # files of other readers, below the scene's folder
+    brings: Callable[[Path], None] | None = None  # makes the reader's own files
+    interrupted: str = ""  # Ctrl-C is pressed once the blocks say this
 
 
 DEPLOY, NODE, POLICY = "docs/deploy.md", "docs/node.md", "docs/policy.md"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from ..support.scripts import script
 
 if TYPE_CHECKING:
     import nbformat
@@ -26,10 +27,6 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
-
-
-def test_there_are_two() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["central.ipynb", "local.ipynb"]
 
 
 @pytest.mark.medium
@@ -65,12 +62,7 @@ def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("execute", TUTORIALS / "execute.py")
-    assert spec is not None
-    assert spec.loader is not None
-    execute = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(execute)
-    again = execute.executed(path, str(tmp_path))
+    again = script(TUTORIALS / "execute.py").executed(path, str(tmp_path))
     kinds = [[o.output_type for o in outputs(n)] for n in (again, read(path))]
     assert kinds[0] == kinds[1]
     assert list((tmp_path / "runs").rglob("metrics.json"))

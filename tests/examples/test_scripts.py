@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+
+from ..support.scripts import script
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = {"seed": 0, "rounds": 2, "report.pictures": 0, "report.html": False}
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_they_are_short() -> None:
-    lines = [len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")]
-    assert 0 < sum(lines) <= 300
-
-
 def test_a_border_and_the_area_under_a_curve() -> None:
-    debug = script("debug_inverted")
+    debug = script(EXAMPLES / "debug_inverted.py")
     images = torch.zeros(2, 1, 4, 4)
     images[1, ..., 0] = images[1, ..., 3] = 1.0
     assert debug.border(images).tolist() == [0.0, 1.0]
@@ -38,7 +24,7 @@ def test_a_border_and_the_area_under_a_curve() -> None:
 
 @pytest.mark.slow
 def test_two_generators_show_a_defect_and_nobody_holds_records_in_both(tmp_path: Path) -> None:
-    debug = script("debug_inverted")
+    debug = script(EXAMPLES / "debug_inverted.py")
     report = debug.main(tmp_path, devices=40, pictures=50, **TINY)
     held = {
         name: {
@@ -67,7 +53,7 @@ def test_two_generators_show_a_defect_and_nobody_holds_records_in_both(tmp_path:
 def test_methods_are_run_evaluated_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    compare = script("compare_methods")
+    compare = script(EXAMPLES / "compare_methods.py")
     compare.main(tmp_path, images=20, clients=2, engine="local", **TINY)
     assert {path.name for path in tmp_path.iterdir()} == {*compare.METHODS, "compare.html"}
     assert "CNN %" in capsys.readouterr().out

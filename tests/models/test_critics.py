@@ -342,12 +342,10 @@ def test_the_learning_rate_is_halved_for_the_last_part_of_the_rounds():
 
 
 def test_the_first_round_has_further_steps():
+    """Those of local generators, and of critics against them, count too."""
     training = CriticTraining(critics=1, steps=5, warm=20)
     assert [training.steps_after(rounds) for rounds in (0, 1, 2)] == [25, 5, 5]
-
-
-def test_the_first_round_counts_the_steps_of_local_generators_and_of_critics_against_them():
-    assert CriticTraining(critics=1, steps=5, warm=20).first_steps == 25
+    assert training.first_steps == 25
     assert CriticTraining(critics=1, steps=5, warm=20, warm_generator=7).first_steps == 25 + 7 * 6
 
 

@@ -30,6 +30,8 @@ from fedsink.privacy.accounting.accountants import gaussian_delta
 from fedsink.privacy.mechanisms import _onto_simplex
 from fedsink.transport import cost_named
 
+from ..support.laws import assert_law
+
 EVERY = pytest.mark.parametrize("name", LOCAL_MECHANISMS)
 NAMES = st.sampled_from(list(LOCAL_MECHANISMS))
 DELTA = 1e-5
@@ -151,9 +153,7 @@ def test_epsilon_is_implied_by_the_scale_and_never_rounded_down_for_laplace(sens
 )
 def test_every_coordinate_gets_independent_noise_of_the_scale(mechanism, law):
     noise = mechanism.privatize(torch.zeros(400, 50), Stream(b"key")).double().numpy()
-    assert stats.kstest(noise.ravel(), law.cdf).pvalue > 0.001
-    for wrong in (2 / 3, 3 / 2):
-        assert stats.kstest(wrong * noise.ravel(), law.cdf).pvalue < 1e-9
+    assert_law(noise, law, accept=1e-3)
     correlations = np.corrcoef(noise.T)[np.triu_indices(50, 1)]
     assert stats.kstest(correlations * math.sqrt(400), stats.norm.cdf).pvalue > 0.001
 
@@ -206,6 +206,7 @@ def test_delta_is_the_hockey_stick_divergence(multiplier, eps):
 
 @given(SENSITIVITIES, EPSILONS, DELTAS)
 def test_the_exact_delta_does_not_exceed_delta_and_the_scale_is_least(sensitivity, eps, delta):
+    """Pitfall 7: the classical formula does neither, at any ε."""
     scale = GaussianMechanism(sensitivity, eps, delta).scale
     assert gaussian_delta(scale / sensitivity, eps) <= delta
     assert gaussian_delta(scale / sensitivity * (1 - 1e-5), eps) > delta

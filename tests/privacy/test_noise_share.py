@@ -54,6 +54,7 @@ def test_a_cohort_of_one_adds_the_whole_noise():
 
 
 def test_local_noise_is_whole_whatever_the_cohort():
+    """Pitfall 19."""
     assert {LOCAL_NOISE.sharers(JointSchedule(), k, 50) for k in range(50)} == {1}
     assert not LOCAL_NOISE.gains(JointSchedule(), 50)
 

@@ -28,20 +28,13 @@ def test_sample_sizes_are_binomial_not_fixed():
     assert stats.chisquare(observed, expected).pvalue > 0.001
 
 
-def test_one_record_does_not_depend_on_the_number_of_records_after_it():
+def test_a_sample_is_sorted_may_be_empty_and_does_not_depend_on_records_after_it():
     few = PoissonSampler(0.3).draw(100, Stream(b"key"))
     many = PoissonSampler(0.3).draw(1000, Stream(b"key"))
     assert torch.equal(few, many[many < 100])
-
-
-def test_indices_are_sorted_int64_and_rate_one_takes_all():
-    drawn = PoissonSampler(0.3).draw(100, Stream(b"key"))
-    assert drawn.dtype == torch.int64
-    assert torch.equal(drawn, drawn.unique())
+    assert few.dtype == torch.int64
+    assert torch.equal(few, few.unique())
     assert torch.equal(PoissonSampler(1).draw(5, Stream(b"key")), torch.arange(5))
-
-
-def test_empty_samples_are_normal():
     assert PoissonSampler(1e-9).draw(10, Stream(b"key")).shape == (0,)
     assert PoissonSampler(0.5).draw(0, Stream(b"key")).shape == (0,)
 
@@ -97,6 +90,7 @@ def test_the_schedule_is_client_plus_round_modulo_classes():
     assert (ClassSchedule(10).classes, JointSchedule().classes) == (10, 1)
     assert ClassSchedule(10).uses(3001) == 301
     assert JointSchedule().uses(3001) == 3001
+    assert ClassSchedule(10).of_client.uses(95) == JointSchedule().of_client.uses(95) == 95
 
 
 @given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 30), st.integers(0, 3))
@@ -116,10 +110,6 @@ def test_every_round_asks_the_clients_of_one_turn():
     assert schedule.label(client=3, round=5) is None
     assert (schedule.classes, schedule.cohorts) == (1, 4)
     assert all(s.answers(3, t) for s in (ClassSchedule(4), JointSchedule()) for t in range(5))
-
-
-def test_a_class_schedule_reaches_a_whole_client_in_every_round():
-    assert ClassSchedule(10).of_client.uses(95) == JointSchedule().of_client.uses(95) == 95
 
 
 SCHEDULES = st.one_of(

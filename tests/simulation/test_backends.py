@@ -22,12 +22,8 @@ SMALL = (
     "strategy.optimizer.warmup=0",
 )  # fmt: skip
 CENTRAL = (
-    *SMALL,
-    "strategy.optimizer.lr=0.01",
-    "strategy.solver=annealed",
-    "clip=batch",
-    "eps=inf",
-)
+    *SMALL, "strategy.optimizer.lr=0.01", "strategy.solver=annealed", "clip=batch", "eps=inf",
+)  # fmt: skip
 PUBLISHED = ("strategy.self_term=semi_debiased", "strategy.schedule=joint", "strategy.m=1")
 LOCAL = (*SMALL, "strategy.optimizer.lr=0.5", "mode=ldp", "strategy.solver=annealed")
 RUNS = {

@@ -188,10 +188,7 @@ def test_a_shuffler_is_stated_beside_the_local_guarantee(configured: Configure) 
     assert "shuffling" not in stated()
     shuffling = stated("eps=35", "shuffler=trusted")["shuffling"]
     assert shuffling["local_epsilon"] == pytest.approx(35)
-    assert (shuffling["epsilon"], shuffling["reports"]) == (
-        None,
-        1437,
-    )  # 35 is far beyond the theorem
+    assert (shuffling["epsilon"], shuffling["reports"]) == (None, 1437)  # far beyond the theorem
     small = stated("eps=1", "shuffler=trusted")["shuffling"]
     assert 0 < small["epsilon"] < 1
 

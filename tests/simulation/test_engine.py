@@ -116,16 +116,14 @@ def test_a_run_says_stores_and_keeps_what_was_taken(
     assert yaml.safe_load((run / "config.yaml").read_text()) == stored
 
 
-def test_late_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_nodes_are_waited_for_and_missing_ones_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("fedsink.simulation.engine._POLL_SECONDS", 0.01)
     found = iter([[], [1001], [1000, 1001]])
     grid = SimpleNamespace(get_node_ids=lambda: next(found))
     wait_for_nodes(grid, 2, 60.0)
     assert list(found) == []
-
-
-def test_missing_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsink.simulation.engine._POLL_SECONDS", 0.01)
     grid = SimpleNamespace(get_node_ids=lambda: [1000])
     with pytest.raises(ClientError, match=r"1 of 2 nodes are connected after 0.05 s: fewer clie"):
         wait_for_nodes(grid, 2, 0.05)

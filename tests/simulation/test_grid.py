@@ -33,13 +33,9 @@ def _train(message: Message, context: Context) -> Message:
     """Adds the client's number to the model; the more records, the larger the number."""
     client = int(context.node_config["partition-id"])
     model = message.content["arrays"]["x"].numpy()
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord({"x": Array(model + client)}),
-            "metrics": MetricRecord({"num-examples": client + 1, "loss": float(client)}),
-        }
-    )
-    return Message(content, reply_to=message)
+    metrics = MetricRecord({"num-examples": client + 1, "loss": float(client)})
+    arrays = ArrayRecord({"x": Array(model + client)})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
 def _queries(grid: LocalGrid, nodes: list[int]) -> list[Message]:
@@ -106,18 +102,12 @@ def test_the_run_can_be_read_and_set() -> None:
 
 def _exchange(clients: int, groups: int) -> Exchange:
     nodes = {k: 1000 + k for k in range(clients)}
-    return Exchange(
-        "train.dp_sinkhorn",
-        "1",
-        [
-            Broadcast(
-                Content(list, RecordDict),
-                {k: n for k, n in nodes.items() if k % groups == group},
-                (2,),
-            )
-            for group in range(min(groups, clients))
-        ],
-    )
+    of_group = [
+        {k: n for k, n in nodes.items() if k % groups == group}
+        for group in range(min(groups, clients))
+    ]
+    broadcasts = [Broadcast(Content(list, RecordDict), nodes, (2,)) for nodes in of_group]
+    return Exchange("train.dp_sinkhorn", "1", broadcasts)
 
 
 @pytest.mark.parametrize("clients", [1, 7, 10, 100, 1003])

@@ -18,12 +18,8 @@ from fedsink.simulation.simulated_run import start
 from .conftest import Compose, weights
 
 SHARED = (
-    "clients=5",
-    "rounds=3",
-    "seed=3",
-    "strategy.schedule=joint",
-    "noise.share=secure_aggregation",
-    "noise.tolerate_dropouts=1",
+    *("clients=5", "rounds=3", "seed=3", "strategy.schedule=joint"),
+    *("noise.share=secure_aggregation", "noise.tolerate_dropouts=1"),
 )
 MASKED = (*SHARED, "noise.masked=true")
 METHODS = {

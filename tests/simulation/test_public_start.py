@@ -21,14 +21,11 @@ from fedsink.server.folder import RunFolder, note_sums, sha256_of, store_config,
 from fedsink.simulation import public_start
 from fedsink.simulation.simulated_run import resume, start
 
+from .conftest import killed_at, weights
+
 SHORT = (
-    "rounds=2",
-    "clients=2",
-    "seed=0",
-    "engine=local",
-    "report.pictures=0",
-    "report.html=false",
-)
+    "rounds=2", "clients=2", "seed=0", "engine=local", "report.pictures=0", "report.html=false",
+)  # fmt: skip
 PUBLIC = ("public=true", "clients=1", "data.name=glyphs", "data.nominal_records=20000")
 CRITICS = "strategy=gs_wgan strategy.critics=2 strategy.critic.steps=1 strategy.critic.warm=1"
 METHODS = {
@@ -48,11 +45,6 @@ METHODS = {
     "shuffled": ("mode=ldp", "shuffler=trusted eps=2"),
 }
 """Keys of the start and of the run, and keys of the run alone."""
-
-
-@pytest.fixture(autouse=True)
-def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def composed(*keys: str) -> dict[str, Any]:
@@ -80,10 +72,6 @@ def own(glyphs: Path, tmp_path: Path) -> Path:
 def stated(folder: Path) -> dict[str, Any]:
     read: dict[str, Any] = json.loads((folder / "privacy.json").read_text())
     return read
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "generator.safetensors").read_bytes()
 
 
 def refused(tmp_path: Path, *keys: str) -> str:
@@ -171,24 +159,11 @@ def test_round_0_has_the_weights_of_the_start(
 
 @pytest.mark.medium
 def test_a_run_that_was_killed_continues_without_the_folder_of_its_start(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Path, tmp_path: Path
 ) -> None:
-    class Killed(BaseException):
-        """Ends a run like kill -9."""
-
     keys = composed(f"start={own}", "report.checkpoint_seconds=0")
     whole = start(keys, tmp_path / "whole")
-    log = RunFolder.log
-
-    def logged(folder: RunFolder, record: dict[str, Any]) -> None:
-        log(folder, record)
-        if record["round"] == 1:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "log", logged)
-        with pytest.raises(Killed):
-            start(keys, tmp_path / "killed")
+    killed_at(1, lambda: start(keys, tmp_path / "killed"))
     own.rename(tmp_path / "gone")
     assert weights(resume(tmp_path / "killed")) == weights(whole)
     assert stated(tmp_path / "killed") == stated(whole)

@@ -71,12 +71,9 @@ def test_finite_replies_whose_sum_overflows_are_none() -> None:
     assert torch.equal(total, 5 * largest[0].double())
 
 
-def test_replies_of_another_shape_are_failures() -> None:
+def test_replies_of_another_shape_are_failures_and_failures_are_passed_on() -> None:
     partial = _add_up(_Answering(torch.zeros(5, 4)))
     assert partial.failures == dict.fromkeys(range(5), UNUSABLE)
-
-
-def test_failures_are_passed_on() -> None:
     partial = _add_up(_Answering(torch.zeros(5, 3), {7: FAILED}))
     assert partial.failures == {7: FAILED}
 

@@ -41,15 +41,7 @@ def source(name: object) -> Callable[[int], bytes]:
 
 
 class Sum:
-    """One message; each attribute can be changed before the trip that uses it.
-
-    Args:
-        clients: number of clients.
-        seed: of all randomness.
-        rules: of all clients.
-        stored: whether every session is written and read between two trips.
-        others: of `Parameters`.
-    """
+    """One message; each attribute can be changed before the trip that uses it."""
 
     def __init__(
         self,
@@ -57,7 +49,7 @@ class Sum:
         *,
         seed: object = 0,
         rules: Rules | None = None,
-        stored: bool = False,
+        stored: bool = False,  # every session is written and read between two trips
         **others: Any,
     ) -> None:
         values = {"run": "r", "message": "m", "bits": 32, "length": 3, "minimum": 2} | others

@@ -35,32 +35,20 @@ def unchanged(message: Message) -> Message:
 
 
 class Consortium(SimulationGrid):
-    """K nodes whose owners trust one another's keys; node k is client k.
-
-    Args:
-        folder: of all nodes.
-        clients: K.
-        aggregation: keys of each owner's table [aggregation].
-        allow: keys of each owner's table [allow].
-        policies: further arguments of `policy`.
-
-    Attributes:
-        way: changes messages on their way.
-        codes: (message type, client, code) of every refusal.
-    """
+    """K nodes whose owners trust one another's keys; node k is client k."""
 
     def __init__(
         self,
         folder: Path,
         clients: int = 4,
         *,
-        aggregation: Mapping[str, Any] | None = None,
-        allow: Mapping[str, Any] | None = None,
+        aggregation: Mapping[str, Any] | None = None,  # replaces keys of the owners' tables
+        allow: Mapping[str, Any] | None = None,  # the same
         **policies: Any,
     ) -> None:
         super().__init__(clients)
         self.way: Way = unchanged
-        self.codes: list[tuple[str, int, int]] = []
+        self.codes: list[tuple[str, int, int]] = []  # message type, client, code of each refusal
         self.folders = [folder / f"node{client}" for client in range(clients)]
         keys = [NodeIdentityKey.at(home / "state").shown for home in self.folders]
         listed = "".join(f'{client} = "{key}"\n' for client, key in enumerate(keys))

@@ -15,12 +15,7 @@ PICTURES = 30
 
 
 def hospital(folder: Path, **options: object) -> Path:
-    """Makes pictures of noise and a policy. Returns the policy's path.
-
-    Args:
-        folder: of the node.
-        options: replace keys of the policy's table `data`.
-    """
+    """Makes pictures of noise and a policy, whose data `options` change. Returns its path."""
     random = np.random.default_rng(0)
     for number in range(PICTURES):
         place = folder / "pictures" / CLASSES[number % len(CLASSES)]

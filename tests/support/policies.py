@@ -23,25 +23,15 @@ DIGITS = {
 
 def policy(
     *,
-    backend: str = "fast",
-    budget: Mapping[str, Table],
+    backend: str = "fast",  # of the noise
+    budget: Mapping[str, Table],  # by adjacency
     mechanisms: Sequence[str] = MECHANISMS,
-    data: Table | None = None,
-    allow: Table | None = None,
-    operators: Table | None = None,
+    data: Table | None = None,  # replaces keys of the table
+    allow: Table | None = None,  # the same
+    operators: Table | None = None,  # public keys by name; None: every server is answered
     aggregation: Table | None = None,
 ) -> str:
-    """The text of a policy for a node that holds all of the tiny data.
-
-    Args:
-        backend: of the noise.
-        budget: for each adjacency, the keys of its table.
-        mechanisms: those that a server may ask the node for.
-        data: replaces keys of the table `data`.
-        allow: replaces keys of the table `allow`.
-        operators: public keys by name; None: every server is answered.
-        aggregation: the table of secure aggregation; None: there is none.
-    """
+    """The text of a policy for a node that holds all of the tiny data."""
     tables: dict[str, Table] = {
         "data": {
             "lineage": "ward",

@@ -49,25 +49,14 @@ def gradient_request(
     plan: PrivacyPlan,
     objective: Objective,
     *,
-    round: int = 1,
-    label: int | None = None,
-    rows: int | Tensor = 6,
-    row_labels: Tensor | None = None,
-    shape: Sequence[int] = (SIZE,),
+    round: int = 1,  # also the seed of all draws
+    label: int | None = None,  # of the records, and of the rows unless `row_labels` are given
+    rows: int | Tensor = 6,  # number to draw, or the rows themselves
+    row_labels: Tensor | None = None,  # None: they take turns
+    shape: Sequence[int] = (SIZE,),  # of a record, where rows are drawn
     run: str = UNNAMED,
 ) -> GradientRequest:
-    """Returns one use of a plan, equal for equal arguments.
-
-    Args:
-        plan: determines the charge.
-        objective: defines the gradient.
-        round: of the run; also the seed of all draws.
-        label: the class of the records, and of the rows unless `row_labels` are given.
-        rows: number to draw, or the rows themselves.
-        row_labels: take turns unless given.
-        shape: of a record where rows are drawn; rows that are given say it themselves.
-        run: the name of the run.
-    """
+    """Returns one use of a plan, equal for equal arguments."""
     random = torch.Generator().manual_seed(round)
     if isinstance(rows, int):
         rows = torch.randn(rows, math.prod(shape), generator=random)

@@ -28,13 +28,9 @@ _GPU = torch.device("cuda", 0)
 
 
 class OnGpu(Tensor):
-    """A tensor that says it is on the GPU.
+    """A tensor that says it is on the GPU."""
 
-    Attributes:
-        held: its values, on the CPU.
-    """
-
-    held: Tensor
+    held: Tensor  # its values, on the CPU
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -55,15 +51,11 @@ class OnGpu(Tensor):
 
 
 class StandIn(TorchDispatchMode):
-    """Mode in which `cuda` is a device.
-
-    Attributes:
-        operations: number that ran on the device.
-    """
+    """Mode in which `cuda` is a device."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations = 0
+        self.operations = 0  # that ran on the device
         self._rules = FakeTensorMode()
 
     def __enter__(self) -> StandIn:

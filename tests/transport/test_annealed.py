@@ -166,13 +166,19 @@ def test_coinciding_points_need_no_schedule() -> None:
     assert result.gradient.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("scaling", [0.0, 1.0, -1.0, math.nan])
-def test_invalid_scaling_is_refused(scaling: float) -> None:
-    with pytest.raises(ValueError, match=f"between 0 and 1, got {scaling}"):
-        AnnealedSolver(scaling, 1.0)(torch.rand(3, 3), 0.1, points=(torch.rand(3, 1),) * 2)
-
-
-@pytest.mark.parametrize("diameter", [-1.0, math.inf])
-def test_invalid_diameter_is_refused(diameter: float) -> None:
-    with pytest.raises(ValueError, match=rf"in units of cost, got \[{diameter}\]"):
-        AnnealedSolver(diameter=diameter)(torch.rand(3, 3), 0.1, points=(torch.rand(3, 1),) * 2)
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        *(
+            (AnnealedSolver(s, 1.0), f"between 0 and 1, got {s}")
+            for s in (0.0, 1.0, -1.0, math.nan)
+        ),
+        *(
+            (AnnealedSolver(diameter=d), rf"in units of cost, got \[{d}\]")
+            for d in (-1.0, math.inf)
+        ),
+    ],
+)
+def test_an_invalid_schedule_is_refused(solver: AnnealedSolver, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        solver(torch.rand(3, 3), 0.1, points=(torch.rand(3, 1),) * 2)

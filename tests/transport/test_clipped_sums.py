@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import clipped_sums
+from fedsink.transport import (
+    ConvergedSolver,
+    SquaredEuclidean,
+    clipped_sums,
+    potential,
+    transport_gradient,
+)
+from fedsink.transport.clipped_sums import record_field, row_weights
 
 from ..support.clouds import cloud
 from ..support.exact import WIDE_BOUNDS, squared_distance
@@ -28,11 +35,12 @@ def oblivious_record_field(x: Tensor, y: Tensor, f: Tensor, *rest: Any, **option
 module = importlib.import_module("fedsink.transport.clipped_sums")  # not the function of its name
 Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]
 
+# Values that break careless arithmetic: overflow, underflow, subnormal, cancellation, non-finite.
 HOSTILE = [
-    0.0, -0.0, 1.0, 1.0 + 2**-52, 1e8, -1e8, 1e150, 1e200, -1.7e308, 1e-8, 1e-150, 5e-324,
-    math.inf, -math.inf, math.nan, 3.14159,
+    0.0, -0.0, 1.0, -1.0, 1.0 + 2**-52, 1e8, -1e8, 1e150, -1e150, 1e200, 1.7e308, -1.7e308,
+    1e-8, 1e-150, 5e-324, -5e-324, 2.2e-308, math.inf, -math.inf, math.nan, 3.14159, 28.0,
 ]  # fmt: skip
-numbers = st.one_of(st.sampled_from(HOSTILE), st.floats(-30.0, 30.0))
+numbers = st.one_of(st.sampled_from(HOSTILE), st.floats(-30.0, 30.0), st.floats())
 
 
 @st.composite
@@ -50,7 +58,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "y": tensor(m, d),
         "f": tensor(n),
         "lam": draw(st.sampled_from([1e-300, 1e-6, 0.05, 5.0, 1e6, 1e300])),
-        "bound": draw(st.sampled_from([1e-200, 1e-6, 0.5, 8.0, 1e6])),
+        "bound": draw(st.sampled_from([1e-200, 1e-6, 0.5, 1.0, 8.0, 1e6])),
         "mask": torch.tensor(chosen).reshape(n, m),
         "radius": draw(st.sampled_from([1.0, 60.0, 1e9, 1e200, math.inf, math.nan])),
     }
@@ -71,6 +79,94 @@ def without(mask: Tensor, place: int) -> Tensor:
     emptied = mask.clone()
     emptied[:, place] = False
     return emptied
+
+
+def only(mask: Tensor, place: int) -> Tensor:
+    alone = torch.zeros_like(mask)
+    alone[:, place] = mask[:, place]
+    return alone
+
+
+def whole(
+    x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float, mask: Tensor | None = None
+) -> Tensor:
+    """The field of records of which none lies beyond the radius, in places without any class."""
+    mask = torch.ones(len(x), len(y), dtype=torch.bool) if mask is None else mask
+    radius = 1.01 * float(y.norm(dim=1).max())
+    return oblivious_record_field(x, y, f, lam, bound, mask=mask, radius=radius)
+
+
+def moved(
+    x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float, places: Sequence[int] = ()
+) -> float:
+    """By how many Δ one of the records at these places moves the sum of all, at most."""
+    everywhere = torch.ones(len(x), len(y), dtype=torch.bool)
+    field = whole(x, y, f, lam, bound)
+    rest = [whole(x, y, f, lam, bound, without(everywhere, j)) for j in places or range(len(y))]
+    # Divided first, so that no square vanishes at a tiny bound.
+    return float(torch.stack([((field - less) / bound).norm() for less in rest]).max())
+
+
+def gap(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> float:
+    """By how many Δ the sum of all records differs from the sum of each by itself."""
+    separate = torch.stack([whole(x, y[j : j + 1], f, lam, bound) for j in range(len(y))])
+    return float(((whole(x, y, f, lam, bound) - separate.sum(0)) / bound).norm())
+
+
+# Weights and fields as they are defined
+
+
+def test_row_weights_are_a_softmax_over_rows() -> None:
+    f, cost = cloud(5, seed=1), SquaredEuclidean()(cloud(5, 4), cloud(7, 4, seed=2))
+    w = row_weights(f, cost, 0.6)
+    expected = torch.exp((f[:, None] - cost) / 0.6)
+    torch.testing.assert_close(w, expected / expected.sum(0))
+    torch.testing.assert_close(row_weights(f + 5.0, cost, 0.6), w)
+    for j in range(7):  # one record's weights do not depend on the others
+        alone = row_weights(f, cost[:, j : j + 1], 0.6)
+        torch.testing.assert_close(w[:, j], alone[:, 0], rtol=1e-14, atol=0)
+
+
+def test_masked_row_weights_are_those_of_the_rows_left() -> None:
+    f, cost = cloud(5, 1, seed=1)[:, 0], SquaredEuclidean()(cloud(5, 4), cloud(7, 4, seed=2))
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    torch.testing.assert_close(row_weights(f, cost, 0.6, mask), row_weights(f, cost, 0.6))
+    mask[[1, 3]] = False
+    mask[:, 2] = False
+    w = row_weights(f, cost, 0.6, mask)
+    left = torch.tensor([0, 2, 4])
+    columns = torch.tensor([0, 1, 3, 4, 5, 6])
+    torch.testing.assert_close(
+        w[left][:, columns], row_weights(f[left], cost[left][:, columns], 0.6)
+    )
+    assert float(w[~mask].abs().max()) == 0.0
+    tiny = row_weights(f, cost, 1e-4, ~torch.zeros_like(mask))
+    assert float(tiny.min()) == pytest.approx(math.exp(-300.0))  # raised, not underflowed
+    assert bool((tiny.sum(0) == 1.0).all())
+
+
+def test_field_is_half_the_gradient_of_the_semi_dual() -> None:
+    x, y, lam = cloud(6, 4, seed=8).requires_grad_(), cloud(9, 4, seed=9), 1.5
+    f = cloud(6, 1, seed=10)[:, 0]
+    distances = (x.unsqueeze(1) - y).square().sum(-1)
+    value = -lam * torch.logsumexp((f.unsqueeze(1) - distances) / lam, 0).sum()
+    (gradient,) = torch.autograd.grad(value, x)
+    with torch.no_grad():
+        field = record_field(x, y, row_weights(f, SquaredEuclidean()(x, y), lam))
+    torch.testing.assert_close(2.0 * field, gradient)
+
+
+def test_with_the_optimal_potential_the_field_is_the_transport_gradient() -> None:
+    # At the optimum of X against Y itself, P_ij = w_ij/m: ∂W/∂x = (2/m)·field.
+    x, y, lam = cloud(6, 4, seed=11), cloud(9, 4, seed=12), 1.0
+    solver = ConvergedSolver(max_iterations=9999, tolerance=1e-12)
+    f = potential(x, y, lam, solver=solver)
+    field = record_field(x, y, row_weights(f, SquaredEuclidean()(x, y), lam))
+    expected = transport_gradient(x, y, SquaredEuclidean(), lam, solver=solver).gradient
+    torch.testing.assert_close(2.0 / 9.0 * field, expected, rtol=1e-7, atol=1e-9)
+
+
+# Clipped
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.7, 100.0])
@@ -101,9 +197,8 @@ def test_what_stands_in_an_empty_place_leaves_no_trace() -> None:
 def test_each_place_contributes_at_most_the_bound(problem: dict[str, Any], bound: float) -> None:
     """Exactly, over the whole range of floats."""
     for place in range(len(problem["y"])):
-        alone = torch.zeros_like(problem["mask"])
-        alone[:, place] = problem["mask"][:, place]
-        field = oblivious_record_field(**{**problem, "bound": bound, "mask": alone})
+        alone = {**problem, "bound": bound, "mask": only(problem["mask"], place)}
+        field = oblivious_record_field(**alone)
         assert field.dtype == torch.float64
         assert squared_distance(field, torch.zeros_like(field)) <= Fraction(bound) ** 2
 
@@ -123,7 +218,12 @@ def test_no_place_changes_another_ones_contribution(problem: dict[str, Any], bou
 @settings(max_examples=300)
 @given(problem=problems())
 def test_the_oblivious_field_is_finite(problem: dict[str, Any]) -> None:
-    assert oblivious_record_field(**problem).isfinite().all()
+    """And it is the sum of its places."""
+    field = oblivious_record_field(**problem)
+    assert field.isfinite().all()
+    for j in range(len(problem["y"])):
+        field = field - oblivious_record_field(**{**problem, "mask": only(problem["mask"], j)})
+    assert float((field / problem["bound"]).norm()) <= 2.0**-15
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6, 1e10])
@@ -136,6 +236,91 @@ def test_ordinary_and_far_points_keep_the_bound(offset: float) -> None:
         for place in (0, 17, 59):
             less = {**p, "mask": without(p["mask"], place)}
             assert float((whole - oblivious_record_field(**less)).norm()) <= bound
+
+
+@pytest.mark.parametrize("lam", [1.0, 1e20])
+@pytest.mark.parametrize("offset", [1e6, 1e8, 1e10, 1e14])
+def test_nearly_equal_points_far_from_the_origin_keep_the_bound(offset: float, lam: float) -> None:
+    # ‖x‖² + ‖y‖² − 2⟨x, y⟩ cancels here; a norm computed only from it could be 0. The large λ
+    # removes the weights' sensitivity, so that only sums and norms are left to go wrong.
+    for seed in range(20):
+        x = offset + cloud(3, 5, seed=seed)
+        y = offset + cloud(4, 5, seed=seed + 100)
+        for bound in (0.3, 1e-4):
+            for j in range(4):
+                alone = whole(x[:1], y[j : j + 1], torch.zeros(1), lam, bound)
+                assert 0.0 < float((alone / bound).norm()) <= 1.0
+            assert moved(x, y, torch.zeros(3), lam, bound) <= 1.0
+
+
+@pytest.mark.medium
+@given(
+    seed=st.integers(0, 10_000),
+    spread=st.sampled_from([1e-3, 1.0, 1e3, 1e6, 1e9]),
+    ratio=st.one_of(st.floats(0.3, 3.0), st.just(1e-5)),
+)
+def test_long_sums_near_the_bound_keep_it_exactly(seed: int, spread: float, ratio: float) -> None:
+    """Some records are longer than Δ and some are not, and matmul adds them up."""
+    x, y = spread * cloud(8, 40, seed=seed), spread * cloud(60, 40, seed=seed + 1)
+    f, bound, lam = spread * cloud(8, seed=seed + 2), ratio * spread, 0.5 * spread**2
+    field = whole(x, y, f, lam, bound)
+    for j in (0, 17, 59):
+        less = whole(x, y, f, lam, bound, without(torch.ones(8, 60, dtype=torch.bool), j))
+        assert squared_distance(field, less) <= Fraction(bound) ** 2
+
+
+def test_problems_near_the_switch_between_the_two_paths_keep_the_bound() -> None:
+    """A record moved the others by 2.16 Δ here, once."""
+    x = torch.full((1, 4), 1e4, dtype=torch.float64)
+    y = 1e4 + 1e-4 * cloud(6, 4, seed=22)
+    for scale in torch.logspace(-1, 1, 60, dtype=torch.float64).tolist():
+        assert moved(x, y, torch.zeros(1), 4.4e20, scale * 1.5e-4, (0,)) <= 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_record_changes_anothers_choice_of_rows_that_rounding_tells_apart(seed: int) -> None:
+    """Two rows on either side of the records, at a λ below the rounding of a matmul's distances."""
+    y = 300.0 + 1e-10 * cloud(40, 40, seed=seed)
+    x = torch.tensor([[300.75], [299.25]], dtype=torch.float64).expand(2, 40)
+    f, lam, bound = torch.zeros(2), 1e-12, 5.0
+    assert gap(x, y, f, lam, bound) <= 2.0**-15
+    assert moved(x, y, f, lam, bound, (0, 39)) <= 1.0
+
+
+def test_many_unclipped_records_far_from_the_origin_add_up_exactly() -> None:
+    # No record is clipped, so the matmul's rounding is that of numbers 1e8 times the result.
+    x, y = 1e8 + 1e-3 * cloud(4, 6, seed=20), 1e8 + 1e-3 * cloud(300, 6, seed=21)
+    assert gap(x, y, torch.zeros(4), 1e20, 0.01) <= 2.0**-15
+
+
+def test_a_record_beyond_the_bound_contributes_the_bound_itself() -> None:
+    x, y = cloud(5, 4, seed=4), 50.0 * cloud(1, 4, seed=5)
+    assert 0.5 * (1 - 2**-15) < float(whole(x, y, torch.zeros(5), 1.0, 0.5).norm()) <= 0.5
+    tiny = torch.tensor([[3e-180, 4e-180]], dtype=torch.float64)  # the bound's square vanishes
+    field = whole(torch.zeros(1, 2), tiny, torch.zeros(1), 1.0, 1e-200)
+    assert float((field / 1e-200).norm()) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_hostile_potentials_and_rows_that_follow_a_record_gain_nothing() -> None:
+    # The adversary puts one row beside each record and gives it all the weight.
+    y = cloud(6, 10, seed=8)
+    for distance in (1e-9, 1e-3, 1.0, 1e3):
+        for f in (torch.zeros(6), torch.linspace(-1e6, 1e6, 6), 1e300 * torch.ones(6).double()):
+            assert moved(y + distance, y, f, 1e-3, 0.1, (0,)) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "d", "lam", "bound"),
+    [(10, 6, 170, 5.0, 1.0), (20, 40, 165, 5.0, 8.0), (50, 100, 794, 5.0, 0.5),
+     (5, 20, 64, 1.0, 3.0), (60, 360, 165, 5.0, 8.0)],
+)  # fmt: skip
+def test_ordinary_settings_take_the_matmul_path(
+    n: int, m: int, d: int, lam: float, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Images in [−1, 1]: if these fell to the slow path, a run would take many times longer.
+    monkeypatch.delattr(module, "single_contribution")
+    x, y = cloud(n, d, seed=12).clamp(-1, 1), cloud(m, d, seed=13).clamp(-1, 1)
+    whole(x, y, cloud(n, seed=14), lam, bound)
 
 
 @pytest.mark.parametrize("change", [{}, {"radius": math.inf}, {"lam": 1e-9}, {"bound": 1e-300}])
@@ -241,8 +426,9 @@ def test_a_cohort_with_hostile_records_equals_the_loop(value: float) -> None:
     y = Y.clone()
     y[1, 3, 2] = value
     fields = together(y, radius=math.inf)
-    for k in range(5):
+    for k in (0, 2, 3, 4):
         torch.testing.assert_close(fields[k], clipped_record_field(X, y[k], F, LAM, BOUND))
+    assert torch.equal(fields[1], together(y[1:2], radius=math.inf)[0])
     assert fields.isfinite().all()
 
 

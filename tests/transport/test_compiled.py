@@ -21,18 +21,14 @@ def double(x: Tensor) -> Tensor:
     return 2.0 * x
 
 
-def test_zero_never_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_never_compiles_one_at_once_and_auto_after_the_work_that_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("FEDSINK_COMPILE", "0")
     assert not Kernel(double).wanted(1e9)
-
-
-def test_one_compiles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSINK_COMPILE", "1")
     assert Kernel(double).wanted(0.0)
-
-
-def test_auto_compiles_after_the_work_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDSINK_COMPILE", raising=False)
+    monkeypatch.delenv("FEDSINK_COMPILE")
     kernel = Kernel(double)
     calls = [kernel.wanted(compiled._WORTH_SECONDS / 4) for _ in range(6)]
     assert calls == [False] * 4 + [True] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,7 @@ DIGITS = tuple("0123456789")
 FORMATS = ("leaf", "leaf in grey levels", "hdf5")
 
 
-@pytest.fixture(autouse=True)
-def _read_again() -> Iterator[None]:
-    load.cache_clear()
-    yield
-    load.cache_clear()
+pytestmark = pytest.mark.usefixtures("read_again")
 
 
 def spec(root: Path | None, classes: tuple[str, ...] = tuple(CHARACTERS)) -> DataSpec:
@@ -294,18 +289,12 @@ def test_a_class_that_names_no_characters_is_refused(
         load(spec(tmp_path, classes))
 
 
-def _replaced(key: str, value: object) -> Any:
-    def change(content: dict[str, Any]) -> None:
-        content["user_data"]["a"][key] = value
-
-    return change
-
-
 def _top(key: str, value: object) -> Any:
-    def change(content: dict[str, Any]) -> None:
-        content[key] = value
+    return lambda content: content.update({key: value})
 
-    return change
+
+def _replaced(key: str, value: object) -> Any:
+    return lambda content: content["user_data"]["a"].update({key: value})
 
 
 GREY = [[0.5] * 784] * 2

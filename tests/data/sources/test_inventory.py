@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,7 @@ from fedsink.data.sources.inventory import Inventory
 from fedsink.data.spec import DataSpec
 from fedsink.errors import DataError
 
-
-@pytest.fixture(autouse=True)
-def _read_again() -> Iterator[None]:
-    load.cache_clear()
-    yield
-    load.cache_clear()
+pytestmark = pytest.mark.usefixtures("read_again")
 
 
 def picture(path: Path, shade: int) -> None:
@@ -58,12 +53,8 @@ def shade(value: int) -> Callable[[Path], None]:
 
 
 HIDDEN, SEEN, SPECIAL = "hidden or a program's own", "read already under", "no regular file (a pipe"
-CIRCLE, ASTRAY, OTHER = (
-    "a link to a folder around it",
-    "leads nowhere",
-    "of none of the formats PNG",
-)
-BESIDE = "beside the folders that are read"
+CIRCLE, ASTRAY = "a link to a folder around it", "leads nowhere"
+OTHER, BESIDE = "of none of the formats PNG", "beside the folders that are read"
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "train/cat/.hidden.png": (shade(9), HIDDEN),
     "train/cat/._1.png": (text, HIDDEN),
@@ -101,13 +92,22 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
 """What may lie beside three pictures, and why it is not read."""
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_what_lies_beside_pictures_is_not_read_and_said(odd: str, tmp_path: Path) -> None:
+@pytest.fixture
+def pictures(tmp_path: Path) -> None:
     for name, value in (("cat/1.png", 10), ("cat/deep/2.png", 20), ("dog/3.png", 30)):
         picture(tmp_path / "train" / name, value)
-    make, why = ODD[odd]
-    (tmp_path / odd).parent.mkdir(parents=True, exist_ok=True)
-    make(tmp_path / odd)
+
+
+def lay(odd: str, root: Path) -> None:
+    (root / odd).parent.mkdir(parents=True, exist_ok=True)
+    ODD[odd][0](root / odd)
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize("odd", ODD)
+def test_what_lies_beside_pictures_is_not_read_and_said(odd: str, tmp_path: Path) -> None:
+    lay(odd, tmp_path)
+    _, why = ODD[odd]
     data = load(spec(tmp_path))
     assert data.values[:, 0, 0, 0].tolist() == [10, 20, 30]
     assert data.labels.tolist() == [0, 0, 1]
@@ -118,12 +118,10 @@ def test_what_lies_beside_pictures_is_not_read_and_said(odd: str, tmp_path: Path
     assert any(f": {place}." in line for place in (odd, *map(str, Path(odd).parents)))
 
 
+@pytest.mark.usefixtures("pictures")
 def test_all_of_it_at_once_is_one_sentence_for_each_reason(tmp_path: Path) -> None:
-    for name, value in (("cat/1.png", 10), ("cat/deep/2.png", 20), ("dog/3.png", 30)):
-        picture(tmp_path / "train" / name, value)
-    for odd, (make, _) in ODD.items():
-        (tmp_path / odd).parent.mkdir(parents=True, exist_ok=True)
-        make(tmp_path / odd)
+    for odd in ODD:
+        lay(odd, tmp_path)
     assert load(spec(tmp_path)).values[:, 0, 0, 0].tolist() == [10, 20, 30]
     said = notes(spec(tmp_path))
     assert said[0] == f"Files read: 3. Passed over: {len(ODD)}."

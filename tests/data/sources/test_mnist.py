@@ -130,24 +130,20 @@ def test_a_wrong_archive_is_refused_before_it_is_unpacked_and_leaves_nothing(
     assert not cache.exists()
 
 
-def test_a_torn_plain_file_is_refused(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    write(root, packed=False)
-    images = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
+def test_a_torn_plain_file_and_a_pipe_are_refused(tmp_path: Path) -> None:
+    """Opening a pipe waits for ever."""
+    write(tmp_path, packed=False)
+    images, labels = (
+        tmp_path / "MNIST" / "raw" / f"train-{name}-ubyte"
+        for name in ("images-idx3", "labels-idx1")
+    )
     images.write_bytes(images.read_bytes()[:100])
     with pytest.raises(DataError, match="idx3-ubyte does not hold the 7 records that it states"):
-        load(spec(root), "train")
-
-
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
-    """Opening one waits for ever."""
-    root = tmp_path / "data"
-    write(root)
-    labels = root / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
+        load(spec(tmp_path), "train")
     labels.unlink()
     os.mkfifo(labels)
     with pytest.raises(DataError, match=r"does not hold train-labels-idx1-ubyte \(plain or"):
-        load(spec(root), "train")
+        load(spec(tmp_path), "train")
 
 
 def test_without_root_the_cache_folder_is_used(tmp_path: Path, cache: Path) -> None:

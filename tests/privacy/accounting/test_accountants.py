@@ -47,13 +47,15 @@ def test_published_mnist_row(uses, rdp, pld):
 
 
 @pytest.mark.medium
-def test_published_mnist_row_by_prv():
-    assert prv_epsilon(*MNIST, 100_000, 1e-5) == pytest.approx(1.147, abs=6e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("uses", "prv"), [(1_000_000, 4.120), (3_400_000, 8.464)])
-def test_published_long_mnist_rows_by_prv(uses, prv):
+@pytest.mark.parametrize(
+    ("uses", "prv"),
+    [
+        (100_000, 1.147),
+        pytest.param(1_000_000, 4.120, marks=pytest.mark.slow),
+        pytest.param(3_400_000, 8.464, marks=pytest.mark.slow),
+    ],
+)
+def test_published_mnist_rows_by_prv(uses, prv):
     assert prv_epsilon(*MNIST, uses, 1e-5) == pytest.approx(prv, abs=6e-4)
 
 
@@ -110,14 +112,9 @@ def test_gs_wgan_as_published_counts_every_row_as_its_own_sample():
 
 
 @pytest.mark.slow
-def test_gs_wgan_with_the_batch_selected_together():
-    assert pld_epsilon(1 / 1000, 1.07 / math.sqrt(32), 20_000, 1e-5) == pytest.approx(329, abs=1)
-
-
-@pytest.mark.slow
-def test_gs_wgan_with_the_supplements_noise():
-    half = 1.07 / 2 / math.sqrt(32)
-    assert pld_epsilon(1 / 1000, half, 20_000, 1e-5) == pytest.approx(2058, abs=1)
+@pytest.mark.parametrize(("sigma", "pld"), [(1.07, 329), (1.07 / 2, 2058)])
+def test_gs_wgan_with_the_batch_selected_together_and_with_the_supplements_noise(sigma, pld):
+    assert pld_epsilon(1 / 1000, sigma / math.sqrt(32), 20_000, 1e-5) == pytest.approx(pld, abs=1)
 
 
 # Closed form and other implementations.

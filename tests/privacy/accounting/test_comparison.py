@@ -77,6 +77,8 @@ def test_bad_values_are_refused():
         account(rounds=300, clip="layer")
     with pytest.raises(PrivacyError, match="clients must be an integer ≥ 1, received 0"):
         account(rounds=300, clients=0)
+    with pytest.raises(PrivacyError, match=r"delta must lie in \(0, 1\), received 0"):
+        account(rounds=10, delta=0)
 
 
 @pytest.mark.medium
@@ -119,22 +121,14 @@ def test_a_person_at_many_clients_is_not_paid_for_by_less_than_a_use_at_each():
         pytest.param({"eps": 1e-3, "rounds": 100}, marks=pytest.mark.medium),
     ],
 )
-def test_an_accountant_without_an_answer_is_left_out(setting):
-    table = solve_account(rate=0.1, delta=1e-5, **setting)
-    assert "pld" in table
-    assert "prv" not in table
-    with pytest.raises(PrivacyError, match=r"the accountant prv has no answer at .*: take pld"):
-        solve_account(rate=0.1, delta=1e-5, **setting, accountants=["prv"])
-
-
-def test_delta_is_checked_before_a_capacity_that_is_not_there():
-    with pytest.raises(PrivacyError, match=r"delta must lie in \(0, 1\), received 0"):
-        account(rounds=10, delta=0)
-
-
-def test_an_accountant_that_would_take_long_is_left_out_with_a_reason():
-    setting = {"rate": 0.1, "sigma": 0.001, "rounds": 10, "delta": 1e-5}
+def test_an_accountant_that_would_take_long_is_left_out_with_a_reason(setting):
+    setting = {"rate": 0.1, "delta": 1e-5, **setting}
     found = solve_account(**setting)
-    assert set(found) == set(ACCOUNTANTS) - {"prv"}
-    assert "points take long: accountant=prv runs it alone" in found.left_out["prv"]
-    assert not solve_account(**setting, accountants=["rdp"]).left_out
+    assert "pld" in found
+    assert "prv" not in found
+    if "sigma" in setting:
+        assert set(found) == set(ACCOUNTANTS) - {"prv"}
+        assert "points take long: accountant=prv runs it alone" in found.left_out["prv"]
+        assert not solve_account(**setting, accountants=["rdp"]).left_out
+    with pytest.raises(PrivacyError, match=r"the accountant prv has no answer at .*: take pld"):
+        solve_account(**setting, accountants=["prv"])

@@ -29,7 +29,9 @@ def test_a_bare_gaussian_is_sampled_at_rate_one(accountant):
     assert bare == poisson_gaussian_epsilon(1.0, 2.0, 1, 1e-5, accountant)
 
 
-def test_events_an_accountant_cannot_bound_are_refused():
+def test_events_and_adjacencies_an_accountant_cannot_bound_are_refused():
+    with pytest.raises(PrivacyError, match="adjacency 'swap' is unknown: choose one of add-remove"):
+        epsilon(dp_accounting.GaussianDpEvent(1.0), 1e-5, adjacency="swap")
     with pytest.raises(PrivacyError, match="prv accountant bounds Poisson-subsampled Gaussians"):
         epsilon(dp_accounting.LaplaceDpEvent(0.5), 1e-5, "prv")
     unsupported = dp_accounting.UnsupportedDpEvent()
@@ -40,15 +42,8 @@ def test_events_an_accountant_cannot_bound_are_refused():
             epsilon(unsupported, 1e-5, accountant)
 
 
-def test_an_unknown_adjacency_is_refused():
-    with pytest.raises(PrivacyError, match="adjacency 'swap' is unknown: choose one of add-remove"):
-        epsilon(dp_accounting.GaussianDpEvent(1.0), 1e-5, adjacency="swap")
-
-
-# Replace-one, for local mechanisms: multipliers are stated against the diameter.
-
-
 def test_repeated_releases_compose_under_replace_one():
+    """For local mechanisms: multipliers are stated against the diameter."""
     gaussian = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(4.0), 9)
     exact = gaussian_epsilon(4.0 / 3.0, 1e-5)
     assert epsilon(gaussian, 1e-5, adjacency="replace-one") == pytest.approx(exact, rel=1e-3)

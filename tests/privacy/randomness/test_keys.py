@@ -67,11 +67,11 @@ def test_entropy_without_the_float_safe_sampler_is_refused_when_the_key_is_made(
 
 
 def test_kinds_and_whether_they_repeat():
-    for key, kind, repeatable in [
+    for key, kind, repeatable in (
         (ReproducibleKey(0), "reproducible", True),
         (SecretKey(SECRET, "run"), "secret", True),
         (EntropyKey(), "secure", False),
-    ]:
+    ):
         assert (key.kind, key.repeatable) == (kind, repeatable)
         assert torch.equal(values(key), values(key)) == repeatable
 
@@ -105,9 +105,6 @@ def test_a_key_file_is_never_overwritten(tmp_path):
         SecretKey.create(path, "b")
     assert SecretKey.load(path) == key
     assert os.listdir(tmp_path) == ["client.key"]
-
-
-def test_a_missing_folder_is_one_clear_error(tmp_path):
     with pytest.raises(PrivacyError, match="cannot be written"):
         SecretKey.create(tmp_path / "nowhere" / "client.key", "a")
 

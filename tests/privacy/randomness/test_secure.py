@@ -15,6 +15,7 @@ from scipy import stats
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy.domain import NOISE_MULTIPLIER
+from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.randomness.secure import _CHUNK, SecureStream, _mechanism, grid
 
 SIZES = st.integers(1, 10**8)
@@ -104,6 +105,18 @@ def test_noise_is_finer_than_the_values_and_hides_their_low_bits():
     values = torch.full((2000,), 1 + 2.0**-20)
     residues = torch.remainder(SecureStream().add_laplace(values, 1.0).double() * 2**10, 1.0)
     assert stats.kstest(residues.numpy(), "uniform").pvalue > 1e-6
+
+
+def test_no_noise_is_drawn_in_floating_point(monkeypatch):
+    """Pitfall 10."""
+
+    def forbidden(self, *arguments):
+        raise AssertionError("noise in floating point")
+
+    for name in ("normal", "laplace", "add_gaussian", "add_laplace"):
+        monkeypatch.setattr(Stream, name, forbidden)
+    for add in (SecureStream().add_gaussian, SecureStream().add_laplace):
+        assert bool(add(torch.zeros(9), 1.0).any())
 
 
 @pytest.mark.parametrize(

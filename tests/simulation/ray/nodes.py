@@ -28,12 +28,7 @@ _TRIES = 4
 
 
 class Nodes:
-    """A head without room for any cohort, and nodes as `ray start` starts them.
-
-    Args:
-        folder: of the head's log and of the nodes'.
-        environment: of every process, beside this one's.
-    """
+    """A head without room for any cohort, and nodes as `ray start` starts them; all write logs."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._folder = folder

@@ -19,19 +19,13 @@ _ERRORS = (
 
 
 class Played:
-    """Fake of the parts of Ray that `Cohorts` uses; fetching an answer runs the call.
-
-    Args:
-        dying: numbers of the actors, in order of creation, that die of their first question.
-        stillborn: numbers of those that die before it.
-        waiting: numbers of those for which there is no room.
-    """
+    """Fake of the parts of Ray that `Cohorts` uses; actors are numbered in order of creation."""
 
     def __init__(
         self,
-        dying: Callable[[int], bool] = lambda number: False,
-        stillborn: Container[int] = (),
-        waiting: Container[int] = (),
+        dying: Callable[[int], bool] = lambda number: False,  # of its first question
+        stillborn: Container[int] = (),  # they die before it
+        waiting: Container[int] = (),  # there is no room for them
     ) -> None:
         self.exceptions = SimpleNamespace(
             **{name: type(name, (Exception,), {}) for name in _ERRORS}

@@ -64,6 +64,10 @@ def _ray_grid(grids: dict[str, RayGrid], node: NodeSettings) -> RayGrid:
     return grids["ray"]
 
 
+def _ask_one(grid: RayGrid, kind: str = "query.identity") -> list[Message]:
+    return list(grid.send_and_receive([grid.create_message(RecordDict(), kind, 1000, "1")]))
+
+
 def _run(settings: RunSettings, grid: SimulationGrid, folder: Path) -> dict[str, torch.Tensor]:
     folder.mkdir()
     app = server_app(replace(settings.server, folder=folder))
@@ -111,8 +115,7 @@ def test_an_error_at_a_client_comes_back_as_a_code(
     grids: dict[str, RayGrid], configured: Configure
 ) -> None:
     grid = _ray_grid(grids, configured(*_OVERRIDES).node)
-    message = grid.create_message(RecordDict(), "train.dp_sinkhorn", 1001, "1")
-    (reply,) = grid.send_and_receive([message])
+    (reply,) = _ask_one(grid, "train.dp_sinkhorn")
     assert reply.has_error()
     assert reply.error.reason is None
 
@@ -252,9 +255,8 @@ def test_an_actor_that_cannot_be_built_ends_the_run_at_once(
         return fedsink_apps(settings)
 
     grid = make_grid(configured(*_OVERRIDES).node, actors=1, host=host)
-    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
     with pytest.raises(ClientError, match=r"could not build the apps of its clients; --debug"):
-        grid.send_and_receive([message])
+        _ask_one(grid)
 
 
 @pytest.mark.slow
@@ -270,7 +272,7 @@ def test_a_client_that_hangs_ends_the_run(
     marker.touch()
     settings = configured(*_OVERRIDES)
     grid = make_grid(settings.node, actors=1, host=_dying(marker, 2, hang))
-    grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1000, "1")])
+    _ask_one(grid)
     grid.cohorts.timeout = 2.0  # once the actor is there
     began = time.monotonic()
     with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=2 seconds"):
@@ -353,14 +355,13 @@ def test_cohorts_without_a_place_end_the_run_and_say_what_is_free(
     taken = ray.remote(Actor).options(**CohortPlaces(ray, 1, 1, 1.0).options()).remote(False)
     ray.get(taken.place.remote())
     grid = make_grid(configured("seed=0").node, actors=1, num_gpus=1.0, revive_seconds=0.5)
-    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
     began = time.monotonic()
     with pytest.raises(
         ClientError,
         match=r"1 of 1 cohorts did not start within engine\.revive_seconds=0\.5: each asks for 1 "
         r"CPU and 1 GPU, and on 1 live nodes \d+ CPU and 0 GPU are free; add nodes or lower",
     ):
-        grid.send_and_receive([message])
+        _ask_one(grid)
     assert time.monotonic() - began < 5
     ray.kill(taken)
 
@@ -370,9 +371,8 @@ def test_clients_that_take_too_long_end_the_run(
     make_grid: Callable[..., RayGrid], configured: Configure
 ) -> None:
     grid = make_grid(configured("seed=0").node, actors=1, timeout=1e-3)
-    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
     with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=0\.001 seconds"):
-        grid.send_and_receive([message])
+        _ask_one(grid)
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,7 @@ def test_what_must_be_stored_here_is_not_answered_elsewhere(
 
 
 class _Cohort:
-    """Stands for the cohorts of a cluster: one in this process, which looks at the ledger first.
-
-    Args:
-        node: settings of the driver.
-        lent: settings of the cohort.
-    """
+    """Stands for the cohorts of a cluster: one in this process, which looks at the ledger first."""
 
     def __init__(self, node: NodeSettings, lent: NodeSettings) -> None:
         self._node = node
