@@ -14,8 +14,8 @@ from pathlib import Path
 _LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
 _PAGES = (
     "index.html", "mathematics.html", "privacy.html", "security.html", "contributing.html",
-    "install.html", "central-or-local.html", "guide.html", "policy.html", "notebook/index.html",
-    "tutorials/index.html", "tutorials/central.html", "tutorials/local.html",
+    "install.html", "central-or-local.html", "guide.html", "policy.html", "notebook/central.html",
+    "tutorials/central.html", "tutorials/local.html",
     "tutorials/deployment.html", "tutorials/own-pictures.html", "python.html",
     "reference/keys.html", "reference/codes.html", "reference/commands.html",
     "reference/python/transport.html",

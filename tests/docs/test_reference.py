@@ -72,7 +72,7 @@ def test_a_link_to_code_leads_to_the_page_that_the_site_makes_of_it(
         name = made.removeprefix("reference/").removesuffix(".md")
         assert re.search(rf'"{name}": {name}_page\(\)', (HOOKS / "reference.py").read_text())
         assert links._in_site(f"../{code}", "docs/index.md", "index.md") == made
-        assert links._in_site(f"../../{code}", "docs/tutorials/index.md", "tutorials/index.md") == (
+        assert links._in_site(f"../../{code}", "docs/tutorials/a.md", "tutorials/a.md") == (
             f"../{made}"
         )
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("examples/*/*.md")]

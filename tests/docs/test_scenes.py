@@ -228,8 +228,10 @@ SCENES: dict[str, tuple[Act, ...]] = {
     "docs/cluster.md": (
         Act("docs/cluster.md", words={"HEAD": "127.0.0.1", "/shared": "{scene}/shared"}),
     ),
-    "docs/data.md": (Act("docs/data.md", words={"DIR": "pictures"}, brings=_pictures),),
-    "docs/femnist.md": (Act("docs/femnist.md", words={"DIR": "leaf"}, brings=_writers),),
+    "docs/data.md": (
+        Act("docs/data.md", "image_folder", words={"DIR": "pictures"}, brings=_pictures),
+        Act("docs/data.md", "femnist", words={"DIR": "leaf"}, brings=_writers),
+    ),
     "docs/index.md": (Act("docs/index.md", folder="fedsink"),),
     "docs/install.md": (Act("docs/install.md", folder="fedsink"),),
     "docs/measuring.md": (Act("docs/measuring.md", folder="fedsink"),),
