@@ -61,14 +61,12 @@ from fedsink.protocol.failure_codes import MALFORMED
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import digest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure, start
+from fedsink.simulation.simulated_run import RunIdentity, configure, start
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.central_statement import central_statement
 from fedsink.strategies.dp_sinkhorn.rows import Layout
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings, self_term
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 from .support import streams, tiny

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fedsink.errors import CheckpointError
-from fedsink.server.folder import RunFolder, store_config
-from fedsink.server.recorded import RecordedRun, cautions
+from fedsink.server.folder import RecordedRun, RunFolder, cautions, store_config
 
 
 @pytest.fixture

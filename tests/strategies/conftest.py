@@ -17,10 +17,8 @@ from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
-from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.privatize_once import PrivatizeOnce, PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 from ..support.tiny import CLASSES, RECORDS, SIZE, points, tiny_clients

@@ -11,11 +11,10 @@ from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.models import Generator
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
-from fedsink.strategies.gs_wgan.strategy import GSWGAN
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.gs_wgan import GSWGAN
 from fedsink.strategies.methods import STRATEGIES, settings_of, strategy_of
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.privatize_once import PrivatizeOnce
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import pytest
 
 from fedsink.errors import ConfigError
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
-from fedsink.strategies.strategy_settings import Quorum, check_quorum
+from fedsink.strategies.privatize_once import PrivatizeOnce
+from fedsink.strategies.round_strategy import Quorum, check_quorum
 
 
 def test_the_identity_is_all_that_changes_a_bit(

@@ -17,8 +17,7 @@ from fedsink.privacy import (
     TurnSchedule,
 )
 from fedsink.protocol.gs_wgan import Critics
-from fedsink.strategies.gs_wgan.settings import GSWGANSettings
-from fedsink.strategies.gs_wgan.strategy import GSWGAN
+from fedsink.strategies.gs_wgan import GSWGAN, GSWGANSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 

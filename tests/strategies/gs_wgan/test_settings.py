@@ -22,7 +22,7 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.privacy.accounting.accountants import gaussian_epsilon
-from fedsink.strategies.gs_wgan.settings import GSWGANSettings, gs_wgan_epsilon
+from fedsink.strategies.gs_wgan import GSWGANSettings, gs_wgan_epsilon
 from fedsink.strategies.methods import settings_of
 
 

@@ -34,7 +34,7 @@ from fedsink.protocol.failure_codes import REFUSED
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.simulation.grid import client_of
 from fedsink.simulation.virtual_clients import LocalGrid
-from fedsink.strategies.gs_wgan.strategy import GSWGAN
+from fedsink.strategies.gs_wgan import GSWGAN
 
 Make = Callable[..., GSWGAN]
 Grids = Callable[..., Any]

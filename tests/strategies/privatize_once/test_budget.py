@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedsink.errors import ConfigError
 from fedsink.privacy import LaplaceMechanism
 from fedsink.protocol.privatize_once import LocalPlan
-from fedsink.strategies.privatize_once.budget import local_plan
+from fedsink.strategies.privatize_once import local_plan
 
 _RECIPE: dict[str, Any] = {
     "eps": 35.0,

@@ -14,8 +14,8 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import RandomizedResponse, Stream
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.strategies.dp_sinkhorn.self_term import SemiDebiased
-from fedsink.strategies.privatize_once.loss import LOSSES, LabelStrata, LocalLoss, loss_named
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.losses import LOSSES, LabelStrata, LocalLoss, loss_named
+from fedsink.strategies.privatize_once import PrivatizeOnce
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 
 Local = Callable[..., PrivatizeOnce]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fedsink.errors import ConfigError
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.privatize_once import PrivatizeOnce
 
 
 def test_shuffling_stands_beside_the_local_epsilon_and_never_instead(

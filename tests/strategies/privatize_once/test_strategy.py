@@ -15,8 +15,8 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.server import checkpoint
-from fedsink.strategies.privatize_once.loss import LabelStrata
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.losses import LabelStrata
+from fedsink.strategies.privatize_once import PrivatizeOnce
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 
 from ...support.models import weights
