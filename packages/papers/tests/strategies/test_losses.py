@@ -24,8 +24,8 @@ from fedsink.strategies.losses import LocalLoss, loss_named
 from fedsink.strategies.privatize_once import PrivatizeOnce
 from fedsink.transport import cost_named
 from fedsink.transport.losses import assignment_gradient
-from tests.strategies.privatize_once.test_strategy import play
 from tests.support.models import weights
+from tests.support.playing import play
 
 Local = Callable[..., PrivatizeOnce]
 
