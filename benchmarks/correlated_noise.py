@@ -30,7 +30,7 @@ from fedsink.models.weights import flat_weights, pullback
 from fedsink.privacy import Stream
 from fedsink.privacy.accounting.calibration import sigma_for
 from fedsink.server.finished import FinishedRun, open_run
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 
 VISITS, DELTA = 400, 1e-5  # 4000 rounds of ten classes
 RECIPES = [(10.0, 0.2), (3.0, 0.5), (1.0, 0.5)]  # ε, q

@@ -30,9 +30,8 @@ from fedsink.privacy import Stream
 from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.server.finished import open_run
 from fedsink.server.running import build_generator
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.simulation.simulated_run import RunIdentity, configure
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.transport import append_labels, self_gradient, transport_gradient
 
 

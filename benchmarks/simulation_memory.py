@@ -30,8 +30,7 @@ from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.simulation.ray.ray_grid import RayGrid
 from fedsink.simulation.virtual_clients import Hosted, fedsink_apps
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 RECORDS, CLASSES, SIZE, ROUNDS = 20_000, 10, 64, 10

@@ -37,8 +37,7 @@ from fedsink.server.running import build_strategy
 from fedsink.simulation.engine import run_flower
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.ray.ray_grid import RayGrid
-from fedsink.simulation.run_settings import RunIdentity, RunSettings
-from fedsink.simulation.simulated_run import configure
+from fedsink.simulation.simulated_run import RunIdentity, RunSettings, configure
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 
 # Flower's engine takes half a minute for a round of a thousand clients.

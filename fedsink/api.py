@@ -19,8 +19,8 @@ from fedsink.conf.loading import as_overrides, groups
 from fedsink.environment import undisturbed
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.server.finished import FinishedRun, finished_record, open_run
+from fedsink.server.folder import RecordedRun, promise
 from fedsink.server.loop import InterruptedRunError
-from fedsink.server.recorded import RecordedRun, promise
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import select
 import sys
@@ -53,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if getattr(stream, "errors", None) == "strict":  # ε is not in every encoding
             stream.reconfigure(errors="replace")
     debug = "--debug" in arguments
-    _log(debug)
+    # Without a handler Python would print warnings itself.
+    logging.getLogger("fedsink").addHandler(
+        logging.StreamHandler() if debug else logging.NullHandler()
+    )
     arguments = [a for a in arguments if a != "--debug"]
     try:
         try:
@@ -72,16 +76,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _unread() -> list[TextIO]:
-    """Lists the standard streams whose reader went away."""
-    streams = (sys.stdout, sys.stderr)
-    return [stream for stream in streams if stream is not None and _broken(stream.fileno())]
-
-
-def _broken(descriptor: int) -> bool:
-    """Tells whether a descriptor is a pipe without a reader, or a closed terminal."""
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    """Lists the standard streams that are a pipe without a reader, or a closed terminal."""
+    unread = []
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+                unread.append(stream)
+    return unread
 
 
 def _dispatch(arguments: list[str], debug: bool) -> int:
@@ -147,18 +150,6 @@ def complete(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _log(debug: bool) -> None:
-    """Shows fedsink's log with --debug; without a handler Python would print warnings itself."""
-    import logging
-
-    handler = logging.StreamHandler() if debug else logging.NullHandler()
-    logging.getLogger("fedsink").addHandler(handler)
-
-
-def _where(error: OSError) -> str:
-    return f"{error.filename}: " if error.filename else ""
-
-
 def _guarded(command: str, run: Callable[[], int], debug: bool) -> int:
     from fedsink.errors import FedsinkError
 
@@ -177,7 +168,8 @@ def _guarded(command: str, run: Callable[[], int], debug: bool) -> int:
     except OSError as error:
         if debug or (isinstance(error, BrokenPipeError) and _unread()):
             raise
-        print(f"fedsink: {_where(error)}{error.strerror or error}.", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"fedsink: {where}{error.strerror or error}.", file=sys.stderr)
         return 1
     except Exception as error:
         if debug:

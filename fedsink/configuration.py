@@ -18,21 +18,15 @@ from fedsink.values import Config, Options, checks, given, leaves, strictly
 
 @dataclass(frozen=True)
 class NoiseSettings:
-    """Settings of the clients' noise.
+    """Settings of the clients' noise; most are those of the `NoiseShare`."""
 
-    Attributes:
-        backend: "fast", or "secure" for float-safe noise from the operating system's randomness.
-        share, tolerate_dropouts, bits, draw, masked: of the `NoiseShare`.
-        dropouts: probability that a simulated client disappears at a trip of secure aggregation.
-    """
-
-    backend: str
+    backend: str  # "fast", or "secure": float-safe, from the operating system's randomness
     share: str
     tolerate_dropouts: int
     bits: int
     draw: str
     masked: bool = False
-    dropouts: float = 0.0
+    dropouts: float = 0.0  # probability that a simulated client disappears at a trip of a sum
 
     def __post_init__(self) -> None:
         checks.choice("noise.backend", self.backend, "fast", "secure")
@@ -42,11 +36,7 @@ class NoiseSettings:
 
     @property
     def shared(self) -> NoiseShare:
-        """Division of the noise among clients.
-
-        Raises:
-            PrivacyError: an unknown name, or a number out of range.
-        """
+        """Division of the noise among clients."""
         return NoiseShare(self.share, self.tolerate_dropouts, self.bits, self.draw, self.masked)
 
 
@@ -76,11 +66,7 @@ _NOISE = {
 
 
 def noise_entries(kind: str) -> dict[str, str]:
-    """Returns the entries `noise` and `noise_meaning` of privacy.json.
-
-    Args:
-        kind: of the clients' noise key, or "node" where each node's owner decides.
-    """
+    """Returns `noise` and `noise_meaning` of privacy.json, for a kind of key or "node"."""
     name, meaning = _NOISE[kind]
     return {"noise": name, "noise_meaning": meaning}
 
@@ -93,9 +79,6 @@ class Paper:
         source: paper, table and row.
         values: stated by the paper, as keys of a configuration in nested tables; null: not stated.
         besides: sentences about differences that no key expresses, by name.
-
-    Raises:
-        ConfigError: a value that must be a table is not.
     """
 
     source: str
@@ -108,11 +91,7 @@ class Paper:
                 raise ConfigError(f"paper.{name} is a table, not {getattr(self, name)!r}.")
 
     def statement(self, config: Config) -> dict[str, Any]:
-        """Returns the entry `paper` of privacy.json.
-
-        Args:
-            config: of the run, all interpolations resolved.
-        """
+        """Returns the entry `paper` of privacy.json, for a resolved configuration."""
         differs = {}
         for key, published in leaves(self.values):
             here: Any = config
@@ -153,9 +132,6 @@ class Configuration:
         start: folder of a run on public data, with the weights before round 1; None: random ones.
         public: the run's data are public, and whoever starts it vouches for that.
         run: name and seed of a stored run.
-
-    Raises:
-        FedsinkError: a value is out of range.
     """
 
     mode: str
@@ -221,12 +197,7 @@ class Configuration:
 
     @classmethod
     def read(cls, values: Config) -> Self:
-        """Reads plain mappings and values, all interpolations resolved.
-
-        Raises:
-            FedsinkError: a key is unknown or missing, or a value is out of range; the message
-                names the key.
-        """
+        """Reads plain mappings and values, all interpolations resolved."""
         parts: dict[str, Any] = {
             "data": DataSpec.from_config,
             "noise": lambda group: strictly(NoiseSettings, group, "noise"),

@@ -136,14 +136,7 @@ def typed_name() -> str:
 def device_named(name: str, key: str) -> torch.device:
     """Returns the device called "cpu", "cuda" (the current GPU) or "cuda:N".
 
-    Under Ray the GPUs counted are those that the actor may see.
-
-    Args:
-        name: of the device.
-        key: the setting that names the device, for the error.
-
-    Raises:
-        ConfigError: this machine has no such device.
+    Under Ray the GPUs counted are those that the actor may see. `key` is the setting that names it.
     """
     import torch  # not above: the command line starts without it
 

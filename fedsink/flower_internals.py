@@ -203,15 +203,12 @@ class ForwardingGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Run information."""
         return self._grid.run
 
     def set_run(self, run: Run) -> None:
-        """Sets the run."""
         self._grid.set_run(run)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Returns the nodes that are connected."""
         return self._grid.get_node_ids()
 
     def create_message(
@@ -222,21 +219,17 @@ class ForwardingGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Creates a message to one node."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Sends messages."""
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Returns the replies that have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Sends messages and waits for their replies."""
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
@@ -359,21 +352,15 @@ class LostMessageError(Exception):
 class Calling(Protocol):
     """Makes a call to the SuperLink, as often as it takes."""
 
-    def __call__(self, call: Callable[[Request], Response], request: Request) -> Response:
-        """Returns the response to a request."""
-        ...
+    def __call__(self, call: Callable[[Request], Response], request: Request) -> Response: ...
 
 
 class FleetClient:
-    """Flower's Fleet API as one node uses it.
+    """Flower's Fleet API as one node uses it, at the SuperLink of an address host:port.
 
-    Args:
-        address: host:port of the SuperLink.
-        certificate: of the authority that signed the SuperLink's; None: one of the system's.
-        key: the node's private key.
-        insecure: no TLS.
-        calling: makes the calls of `receive` and `send`; those of the other methods are made once,
-            and raise httpx.HTTPError.
+    `certificate` is that of the authority that signed the SuperLink's; None: one of the system's.
+    `calling` makes the calls of `receive` and `send`; those of the other methods are made once, and
+    raise httpx.HTTPError.
     """
 
     def __init__(
@@ -408,11 +395,9 @@ class FleetClient:
         return int(self._node.node_id)
 
     def register(self) -> None:
-        """Makes the key known to the SuperLink."""
         self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
 
     def unregister(self) -> None:
-        """Makes the SuperLink forget the key."""
         self._client.UnregisterNode(UnregisterNodeFleetRequest(node_id=self.node_id))
 
     def activate(self, heartbeat: float) -> None:
@@ -421,7 +406,6 @@ class FleetClient:
         self._node = Node(node_id=self._client.ActivateNode(request).node_id)
 
     def deactivate(self) -> None:
-        """Signs the node off."""
         self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node_id))
 
     def beat(self, heartbeat: float) -> bool:
@@ -430,11 +414,7 @@ class FleetClient:
         return bool(self._client.SendNodeHeartbeat(request).success)
 
     def receive(self) -> Message | None:
-        """Returns the oldest message that waits for this node; None where there is none.
-
-        Raises:
-            LostMessageError: the message cannot be read.
-        """
+        """Returns the oldest message that waits for this node; None where there is none."""
         response = self._calling(self._client.PullMessages, PullMessagesRequest(node=self._node))
         if not response.messages_list:
             return None
@@ -453,11 +433,7 @@ class FleetClient:
         return message
 
     def send(self, reply: Message, seconds: float) -> None:
-        """Sends the reply to a message that took so long.
-
-        Raises:
-            LostMessageError: the SuperLink does not take the reply.
-        """
+        """Sends the reply to a message that took so long."""
         set_message_id(reply, reply.object_id)
         run = reply.metadata.run_id
         with no_object_id_recompute():
@@ -483,7 +459,6 @@ class FleetClient:
                 raise LostMessageError(f"the reply was not taken: {error}") from error
 
     def close(self) -> None:
-        """Closes the connection."""
         self._client.close()
 
     def _often(self, call: Callable[[Request], Response]) -> Callable[[Request], Response]:

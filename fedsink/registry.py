@@ -105,11 +105,7 @@ class Registry(MutableMapping[str, T]):
         return tuple(self._own)
 
     def find(self, name: object) -> T:
-        """Returns the object with a name.
-
-        Raises:
-            FedsinkError: the name is unknown, or the package that states it cannot be imported.
-        """
+        """Returns the object with a name; an unknown one is refused."""
         if not isinstance(name, str) or name not in self:
             if sentence := gone(f"{self._key}={name}"):
                 raise self._error(sentence)
@@ -129,14 +125,7 @@ class Registry(MutableMapping[str, T]):
     ) -> dict[str, Any]:
         """Completes a user's options by the defaults of the object with a name.
 
-        Args:
-            name: as in `find`.
-            chosen: values by the name of their option.
-            positional: number of the positional arguments that fedsink supplies.
-            keywords: names of the keyword arguments that fedsink supplies.
-
-        Raises:
-            FedsinkError: as `find`; an option is unknown or missing.
+        fedsink itself supplies so many `positional` arguments, and those of the names `keywords`.
         """
         signature = inspect.signature(cast("Callable[..., Any]", self.find(name)))
         named = [p for p in signature.parameters.values() if p.kind not in _STARRED]
@@ -154,17 +143,7 @@ class Registry(MutableMapping[str, T]):
     def build(
         self, name: object, chosen: Mapping[str, Any], /, *args: object, **keywords: object
     ) -> Any:
-        """Calls the object with a name, with fedsink's arguments and a user's options.
-
-        Args:
-            name: as in `find`.
-            chosen: a user's options, by keyword.
-            args: fedsink's positional arguments.
-            keywords: fedsink's keyword arguments, which a user cannot choose.
-
-        Raises:
-            FedsinkError: as `options`, or a value of the wrong type.
-        """
+        """Calls the object with a name, with fedsink's arguments and a user's `chosen` options."""
         options = self.options(name, chosen, positional=len(args), keywords=keywords)
         target: Any = self.find(name)
         try:
@@ -175,11 +154,7 @@ class Registry(MutableMapping[str, T]):
             ) from error
 
     def from_dict(self, description: Mapping[str, Any]) -> Any:
-        """Builds from a name and options in one mapping, as read from YAML or JSON.
-
-        Raises:
-            FedsinkError: as `build`, or the description is not a mapping.
-        """
+        """Builds from a name and options in one mapping, as read from YAML or JSON."""
         if not isinstance(description, Mapping):
             raise self._error(
                 f"a {self._kind} is described by a name and options, not by a "

@@ -28,12 +28,9 @@ PLACES = ("data.root", "data.clients_file", "policy", "public.root")
 
 
 def read_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON text that somebody else may have written.
+    """Returns the value of a JSON text that somebody else may have written, or a ValueError.
 
     Of an object with one key twice every reader shows another value, so that there is none.
-
-    Raises:
-        ValueError: it is no JSON, too deep, or has an object with one key twice.
     """
     try:
         return json.loads(text, object_pairs_hook=_each_once)
@@ -69,13 +66,10 @@ class Checks:
 
     Every check takes the value's name for the message, and `also`, which says what else the
     caller accepts: "null or ".
-
-    Attributes:
-        error: the type of error.
-        above_zero, whole, lie, but: the words of its messages.
     """
 
     error: type[FedsinkError]
+    # Words of its messages.
     above_zero: str = "a positive number"
     whole: str = "a whole number of at least"
     lie: str = "be in"
@@ -177,13 +171,7 @@ def as_float(value: object) -> float:
 def strictly(cls: type[T], values: Config, where: str = "") -> T:
     """Builds a settings dataclass, which checks the values, from exactly the keys that it has.
 
-    Args:
-        cls: the dataclass.
-        values: by the names of its fields.
-        where: the group of these keys; "" for those outside of any group.
-
-    Raises:
-        ConfigError: an unknown key or a missing one, by its full name.
+    `where` is the group of the keys; "" for those outside of any group.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is a group of keys, not {values!r}.")
@@ -218,11 +206,7 @@ def given(options: Config) -> dict[str, Any]:
 
 
 class Options(Mapping[str, Any]):
-    """A group of keys that records which of them were never read.
-
-    Attributes:
-        unread: the keys that no code has read so far.
-    """
+    """A group of keys that records which of them were never read."""
 
     def __init__(self, where: str, values: Config) -> None:
         self._where, self._values = where, values

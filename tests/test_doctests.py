@@ -22,7 +22,7 @@ TEXTS = {module(path): path.read_text("utf-8") for path in sorted(PACKAGE.rglob(
 MODULES = [name for name, text in TEXTS.items() if ">>> " in text]
 SHOWN = {
     "fedsink": "it trains a generator",
-    "fedsink.server.recorded": "it reads a run that somebody has made",
+    "fedsink.server.folder": "it reads a run that somebody has made",
 }
 """Modules of which examples are marked `# doctest: +SKIP`, and why."""
 

@@ -11,7 +11,7 @@ from fedsink.deployment.results import FAILED, Receiver, frames
 from fedsink.errors import ConfigError, FedsinkError, PrivacyError
 from fedsink.models import load
 from fedsink.protocol.packing import pack, unpack
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.folder import RecordedRun
 from fedsink.server.starting_weights import statement_of
 from fedsink.values import checks, privacy_checks, read_json
 

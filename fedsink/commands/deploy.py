@@ -107,7 +107,7 @@ def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
     from fedsink.commands.hydra_keys import one_sentence
     from fedsink.commands.hydra_keys import overrides as readable
     from fedsink.deployment.deployed_run import deployable, deployed_settings, received
-    from fedsink.server.recorded import cautions
+    from fedsink.server.folder import cautions
     from fedsink.server.running import build_generator
 
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsink.pages.page import MISSING, PageTable, number
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.folder import RecordedRun
 
 SUITES = ("evaluation-full", "evaluation-paper", "evaluation")
 """Files of figures, the most telling first."""

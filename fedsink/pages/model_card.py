@@ -16,8 +16,7 @@ from fedsink.pages.evaluation_tables import accuracies
 from fedsink.pages.page import environment, number
 from fedsink.reporting.displays import printable
 from fedsink.reporting.output_files import RELEASED, new_folder
-from fedsink.server.folder import RunFolder, check_sums, note_sums
-from fedsink.server.recorded import RecordedRun, cautions
+from fedsink.server.folder import RecordedRun, RunFolder, cautions, check_sums, note_sums
 from fedsink.values import Config, checks
 
 PICTURE = "samples.png"

@@ -30,9 +30,8 @@ from fedsink.pages.page import (
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.displays import ForgivingStream, duration
 from fedsink.reporting.output_files import write_atomic
-from fedsink.server.folder import SUMS, command_for, note_sums
+from fedsink.server.folder import SUMS, RecordedRun, cautions, command_for, note_sums
 from fedsink.server.loop import LoopSettings
-from fedsink.server.recorded import RecordedRun, cautions
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.values import strictly
 

@@ -12,9 +12,9 @@ from fedsink.configuration import Configuration
 from fedsink.models.generators import parameter_count
 from fedsink.pages.page import MISSING, PageTable, number, size
 from fedsink.protocol.packing import payload_bytes
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.folder import RecordedRun
 from fedsink.strategies.methods import settings_of
-from fedsink.strategies.strategy_settings import StrategySettings
+from fedsink.strategies.round_strategy import StrategySettings
 
 
 @dataclass(frozen=True)

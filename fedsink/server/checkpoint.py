@@ -24,11 +24,7 @@ def save(folder: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> No
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the last saved state.
-
-    Raises:
-        CheckpointError: there is none, or it is torn, altered or not a checkpoint.
-    """
+    """Returns the last saved state; one that is torn, altered or none is refused."""
     return _read(folder / _FILE)
 
 

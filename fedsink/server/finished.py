@@ -16,32 +16,21 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
-from fedsink.server.folder import RunFolder, command_for
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.folder import RecordedRun, RunFolder, command_for
 from fedsink.values import as_float, checks
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose generator can be sampled.
-
-    Attributes:
-        folder: of the run.
-        config: its resolved configuration.
-        generator: the trained generator.
-        data: public description of the data it was trained for.
-        prior: class probabilities for sampling, (C,).
-        map: the map whose released band is shown (ldp), or None.
-        observation: how every image is drawn, beyond the law of training.
-    """
+    """A run whose generator can be sampled."""
 
     folder: RunFolder
     config: dict[str, Any]
     generator: Generator
     data: DataSpec
-    prior: Tensor
-    map: Map | None
-    observation: Observation
+    prior: Tensor  # class probabilities for sampling, (C,)
+    map: Map | None  # whose released band is shown (ldp)
+    observation: Observation  # how every image is drawn, beyond the law of training
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,24 +42,10 @@ class FinishedRun:
     ) -> tuple[Tensor, Tensor]:
         """Draws n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels.
 
-        Args:
-            n: number of images.
-            seed: equal arguments give the same images and labels.
-            balanced: all classes get n/C images, the first n mod C of them one more; else
-                labels are drawn as in training.
-            classes: names of the classes that are drawn; None: all.
-
-        Raises:
-            ConfigError: n or seed is no such number, n pictures are more than this machine can
-                hold, a class that the run does not have, or classes of a generator without.
+        Equal arguments give the same ones. `balanced` gives all `classes` (None: all) n/C images,
+        the first n mod C of them one more; else labels are drawn as in training.
         """
         n, seed = checks.count("n", n), checks.count("seed", seed, minimum=0)
-        self._check_memory(n)
-        stream = Stream(f"sample|{seed}".encode(), "sample")
-        labels = self._labels(n, stream, balanced, classes)
-        return drawn(self.generator, labels, stream, self.prior, self.map, self.observation), labels
-
-    def _check_memory(self, n: int) -> None:
         needed = 4 * n * math.prod(self.data.shape)
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > there:
@@ -78,6 +53,11 @@ class FinishedRun:
                 f"n={n} of the shape {self.data.shape} take {needed // 10**9:,} GB, and this "
                 f"machine has {there // 10**9:,}: draw them in parts, each with another seed."
             )
+        stream = Stream(f"sample|{seed}".encode(), "sample")
+        labels = self._labels(n, stream, balanced, classes)
+        wide, prior = self.observation.latent_range, self.prior
+        images = sample(self.generator, n, labels, stream, mix=prior, latent_range=wide)
+        return self.observation(through(self.map, images), stream.child("observation")), labels
 
     def _labels(
         self, n: int, stream: Stream, balanced: bool, classes: Sequence[str] | None
@@ -110,37 +90,11 @@ class FinishedRun:
         return chosen[place.clamp(max=len(chosen) - 1)]
 
 
-def drawn(
-    generator: Generator,
-    labels: Tensor,
-    stream: Stream,
-    prior: Tensor,
-    map: Map | None,
-    observation: Observation,
-) -> Tensor:
-    """Draws a picture (or point) of each label, as a user would see it, in [0, 1].
-
-    Args:
-        generator: a trained generator.
-        labels: int64, (n,).
-        stream: source of latents and of the observation model's variates.
-        prior: class proportions of the training batches, (C,).
-        map: the map whose released band is shown (ldp), or None.
-        observation: how every image is drawn, beyond the law of training.
-    """
-    wide = observation.latent_range
-    images = sample(generator, len(labels), labels, stream, mix=prior, latent_range=wide)
-    return observation(through(map, images), stream.child("observation"))
-
-
 def shown_map(privacy: Mapping[str, Any]) -> Map | None:
     """Returns the map whose released band of a picture is shown; None in the central mode.
 
     Outside the band that clients release, the generator has no gradient. A public start may have
     learnt a wider one, which stays in the generator: the wider of the two is shown.
-
-    Args:
-        privacy: of the run's privacy.json.
     """
     if privacy.get("model") != "ldp":
         return None  # also after a local start, whose map the run's own method does not know
@@ -159,16 +113,7 @@ def through(map: Map | None, images: Tensor) -> Tensor:
 
 
 def open_run(text: str, *, observed: bool = True) -> FinishedRun:
-    """Opens the folder of a finished run.
-
-    Args:
-        text: the folder.
-        observed: apply the run's observation model; else return the generator's raw pictures.
-
-    Raises:
-        CheckpointError: the folder holds no run, several runs, an unfinished run or a damaged
-            one.
-    """
+    """Opens the folder of a finished run; `observed` False draws without its observation model."""
     recorded, privacy, result = finished_record(text)
     folder, config = recorded.folder, recorded.config
     try:
@@ -199,12 +144,7 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
 
 
 def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, Any]]:
-    """The record of a finished run, with its privacy.json and its metrics.json.
-
-    Raises:
-        CheckpointError: the folder holds no run, several runs, an unfinished run or a damaged
-            one.
-    """
+    """The record of a finished run, with its privacy.json and its metrics.json."""
     recorded = RecordedRun.of(text)
     path = recorded.folder.path
     privacy, result = recorded.privacy, recorded.result

@@ -1,20 +1,24 @@
-"""The folder a run leaves: names, nothing half-written, and SHA256SUMS.
+"""The folder a run leaves: names, nothing half-written, SHA256SUMS, and what it records.
 
-SHA256SUMS says which files belong to one another; `sha256sum -c` reads it.
+SHA256SUMS says which files belong to one another; `sha256sum -c` reads it. `RecordedRun` is the
+content, for reports, comparisons and Python.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,17 +28,20 @@ from fedsink import __version__
 from fedsink.environment import typed_name
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_atomic, write_json
-from fedsink.values import check_format
+from fedsink.values import Config, as_float, check_format, read_json
 
 FORMAT = 2
 """Of a run folder; config.yaml states it. Those of format 1 may have keys that are gone."""
+
 
 SUMS = "SHA256SUMS"
 SUMMED = ("privacy.json", "generator.safetensors", "generator.json", "report.html")
 """Files of a run that are handed to others; nodes.json is signed, and may grow after the end."""
 
+
 _MOST_SUMS = 1 << 16  # bytes
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]{1,64})")
+_PICTURE = re.compile(r"round-(\d+)\.png")
 
 
 class RunFolder:
@@ -59,11 +66,7 @@ class RunFolder:
 
     @classmethod
     def fresh(cls, path: Path) -> RunFolder:
-        """A folder that holds no run yet.
-
-        Raises:
-            ConfigError: the folder holds something already.
-        """
+        """A folder that holds no run yet; one that holds something is refused."""
         folder = cls(path)
         taken = folder.path.exists() and not folder.path.is_dir()
         if taken or (folder.path.is_dir() and any(folder.path.iterdir())):
@@ -76,11 +79,7 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
-        """A folder that holds a run.
-
-        Raises:
-            CheckpointError: the folder holds no run.
-        """
+        """A folder that holds a run."""
         folder = cls(path)
         if not own_file(folder.config):
             raise CheckpointError(
@@ -90,11 +89,7 @@ class RunFolder:
         return folder
 
     def refuse_links(self) -> None:
-        """Refuses links below the folder: a received one could lead anywhere, and be written to.
-
-        Raises:
-            CheckpointError: by the link's name.
-        """
+        """Refuses links below the folder: a received one could lead anywhere, and be written to."""
         for path in self.path.rglob("*"):
             if path.is_symlink():
                 raise CheckpointError(
@@ -109,12 +104,7 @@ class RunFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Makes an empty folder, and keeps other processes from running in it.
-
-        Raises:
-            ClientError: another process runs in it.
-            ConfigError: the folder holds something already.
-        """
+        """Makes an empty folder, and keeps other processes from running in it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self.held():
             self.fresh(self.path)
@@ -122,11 +112,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps other processes from running in the folder.
-
-        Raises:
-            ClientError: another process runs in it.
-        """
+        """Keeps other processes from running in the folder."""
         told = f"Another process runs in {self.path}: wait for its end, or stop it first."
         with locked(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), told):
             yield
@@ -152,11 +138,7 @@ class RunFolder:
 
 @contextmanager
 def locked(descriptor: int, taken: str) -> Iterator[None]:
-    """Holds the lock of an open file or folder, and closes it in the end.
-
-    Raises:
-        ClientError: another process holds it; with the text `taken`.
-    """
+    """Holds the lock of an open file or folder, and closes it; `taken` is the refusal's text."""
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,10 +165,6 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
 
     Guarantees:
         - Nothing in the file is resolved: a received folder shows nothing of this machine.
-
-    Raises:
-        CheckpointError: config.yaml cannot be read, is not a table, refers to other values, is of
-            another format, or is that of a study.
     """
     try:
         text = folder.config.read_text("utf-8")
@@ -213,11 +191,7 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
 
 
 def refuse_references(value: object) -> None:
-    """Refuses a configuration of another machine with ${…}, which would be resolved on this one.
-
-    Raises:
-        ConfigError: a key or a value at any depth holds "${".
-    """
+    """Refuses a configuration of another machine with ${…}, which would be resolved on this one."""
     if isinstance(value, Mapping):
         for entry in (*value, *value.values()):
             refuse_references(entry)
@@ -226,24 +200,6 @@ def refuse_references(value: object) -> None:
             refuse_references(entry)
     elif isinstance(value, str) and "${" in value:
         raise ConfigError(f"A stored configuration is resolved: it holds no {value[:40]!r}.")
-
-
-def check_sums(folder: Path, names: Sequence[str]) -> None:
-    """Refuses files that are not those of the run's end, by SHA256SUMS.
-
-    Raises:
-        CheckpointError: a file is a link, or has another SHA-256.
-    """
-    sums = read_sums(folder) if (folder / SUMS).exists() else {}
-    for name in names:
-        path = folder / name
-        if path.is_symlink():
-            raise CheckpointError(f"{path} is a link, and a run's files are its own.")
-        if name in sums and path.is_file() and sha256_of(path) != sums[name]:
-            raise CheckpointError(
-                f"{path} has another SHA-256 than {SUMS} says: it was changed after the run's end. "
-                "Restore it from a copy."
-            )
 
 
 def own_file(path: Path) -> bool:
@@ -257,12 +213,22 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def note_sums(folder: Path, names: Sequence[str] = SUMMED) -> None:
-    """Writes the sums of these files, those that exist, and keeps the sums of others.
+def check_sums(folder: Path, names: Sequence[str]) -> None:
+    """Refuses files that are not those of the run's end, by SHA256SUMS, and links."""
+    sums = read_sums(folder) if (folder / SUMS).exists() else {}
+    for name in names:
+        path = folder / name
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a link, and a run's files are its own.")
+        if name in sums and path.is_file() and sha256_of(path) != sums[name]:
+            raise CheckpointError(
+                f"{path} has another SHA-256 than {SUMS} says: it was changed after the run's end. "
+                "Restore it from a copy."
+            )
 
-    Raises:
-        CheckpointError: the sums there are damaged.
-    """
+
+def note_sums(folder: Path, names: Sequence[str] = SUMMED) -> None:
+    """Writes the sums of these files, those that exist, and keeps the sums of others."""
     target = folder / SUMS
     known = read_sums(folder) if target.exists() else {}
     known.pop("nodes.json", None)
@@ -272,12 +238,7 @@ def note_sums(folder: Path, names: Sequence[str] = SUMMED) -> None:
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Returns the SHA-256 of each file that SHA256SUMS names.
-
-    Raises:
-        CheckpointError: a line is no sum of a file of a run, or doubles another; or there is
-            something else than a file.
-    """
+    """Returns the SHA-256 of each file that SHA256SUMS names; a file of other lines is refused."""
     sums: dict[str, str] = {}
     path = folder / SUMS
     if path.exists() and not (own_file(path) and path.stat().st_size <= _MOST_SUMS):
@@ -292,3 +253,138 @@ def read_sums(folder: Path) -> dict[str, str]:
             )
         sums[found[2]] = found[1]
     return sums
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Content of a run folder, finished or not. Each file is read once, when it is first needed.
+
+    >>> run = RecordedRun.of("runs/2026-11-22/13-28-36-central")  # doctest: +SKIP
+    >>> run.privacy["epsilon"], run.rounds[-1]["loss"], run.finished  # doctest: +SKIP
+    (9.99, 0.41, True)
+
+    An attribute raises CheckpointError where its file exists and is damaged; the error names the
+    file and says what to do. Links are not followed: a received one may lead anywhere.
+    """
+
+    folder: RunFolder
+
+    @classmethod
+    def of(cls, path: str | Path) -> Self:
+        """Returns the run in a folder; "~" is the user's home."""
+        return cls(RunFolder.existing(Path(path).expanduser().resolve()))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, and under `run` the run's name and server seed."""
+        return stored_config(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has ended."""
+        return self.folder.finished
+
+    @cached_property
+    def privacy(self) -> dict[str, Any] | None:
+        """privacy.json: the guarantee; None before it is written."""
+        return _table(self.folder.privacy)
+
+    @cached_property
+    def rounds(self) -> tuple[dict[str, Any], ...]:
+        """metrics.jsonl: a record for each message, in order; none before the first.
+
+        A last line that a kill has torn, or that is being written just now, is left out.
+        """
+        path = self.folder.metrics_lines
+        lines = path.read_bytes().splitlines(keepends=True) if own_file(path) else []
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        return tuple(_record(line, f"Line {n} of {path}") for n, line in enumerate(lines, 1))
+
+    @cached_property
+    def result(self) -> dict[str, Any] | None:
+        """metrics.json: the final figures; None before the end."""
+        return _table(self.folder.metrics)
+
+    @cached_property
+    def statements(self) -> list[Any]:
+        """nodes.json: what nodes have signed, as it lies there; none where no node was asked."""
+        table = _table(self.folder.nodes) or {"nodes": []}
+        if not isinstance(listed := table.get("nodes"), list):
+            raise CheckpointError(f"{self.folder.nodes} is damaged: it has no list of nodes.")
+        return listed
+
+    @cached_property
+    def failure(self) -> dict[str, Any] | None:
+        """failed.json: `message` and `exit_code` of a deployed run that failed, else None."""
+        return _table(self.folder.failed)
+
+    @cached_property
+    def pictures(self) -> dict[int, Path]:
+        """The sample grids, or scatters of points, by the round that they show, in order."""
+        place = self.folder.samples
+        paths = [] if place.is_symlink() else filter(own_file, place.glob("*.png"))
+        named = [(_PICTURE.fullmatch(path.name), path) for path in paths]
+        return dict(sorted((int(name[1]), path) for name, path in named if name))
+
+    @cached_property
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """Results of `fedsink evaluate`, by the files' names without their ending.
+
+        `evaluation` is that of suite=fast, `evaluation-paper` that of suite=paper, and so on.
+        """
+        paths = sorted(self.folder.path.glob("evaluation*.json"))
+        return {path.stem: table for path in paths if (table := _table(path)) is not None}
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    return _record(path.read_bytes(), str(path)) if own_file(path) else None
+
+
+def _record(content: bytes, place: str) -> dict[str, Any]:
+    try:
+        if isinstance(record := read_json(content), dict):
+            return record
+        why = "it is no JSON object"
+    except ValueError as error:
+        why = str(error)[:80]
+    raise CheckpointError(
+        f"{place} is damaged, {why}: restore the file from a copy, or run the command again that "
+        "wrote it."
+    )
+
+
+def promise(privacy: dict[str, Any] | None) -> str:
+    """Says in a few words what privacy.json promises."""
+    if privacy is None:
+        return "nothing promised yet"
+    if privacy["epsilon"] is None:
+        return "nothing protected"
+    delta = f", δ = {privacy['delta']:g}" if privacy["delta"] else ""
+    return f"ε = {privacy['epsilon']:.4g}{delta} per {privacy['unit']}"
+
+
+def cautions(privacy: Config, config: Config) -> list[str]:
+    """Says in sentences where the promise of privacy.json reads better than it is."""
+    epsilon, delta = as_float(privacy.get("epsilon")), as_float(privacy.get("delta"))
+    data = config.get("data")
+    records = as_float(data.get("nominal_records")) if isinstance(data, Mapping) else math.nan
+    asked = as_float(config.get("eps"))
+    found: list[str] = []
+    if delta * records >= 1.0:
+        found.append(
+            f"δ = {delta:g} is no less than one record in {records:,.0f}: publishing a record of "
+            "one person in full keeps such a promise. Choose a far smaller delta."
+        )
+    if epsilon == 0.0:
+        found.append(
+            f"ε = 0 does not say that nothing can be learned: with probability δ = {delta:g} all "
+            "of a record may be, and the noise may be as good as none. Read sigma, and ε of a "
+            "smaller delta."
+        )
+    elif epsilon < 0.5 * asked < math.inf:
+        found.append(
+            f"ε = {epsilon:.3g} is far below eps={asked:g}, which was asked for: δ = {delta:g} may "
+            "pay alone for whoever is ever sampled, with hardly any noise. Read sigma."
+        )
+    return found

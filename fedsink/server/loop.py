@@ -30,9 +30,8 @@ from fedsink.reporting.loggers import Observer, Observers
 from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
 from fedsink.server.finished import shown_map, through
-from fedsink.server.folder import RunFolder, command_for, note_sums, sha256_of
+from fedsink.server.folder import RecordedRun, RunFolder, command_for, note_sums, sha256_of
 from fedsink.server.masked_grid import MaskedGrid
-from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.values import checks, read_json
 
@@ -43,20 +42,11 @@ _MOST_VOID = 5  # messages of secure aggregation in a row
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Values of `report.*`: when a run is saved and shown.
+    """Values of `report.*`: when a run is saved and shown."""
 
-    Attributes:
-        checkpoint_seconds: a kill loses at most this many seconds of work.
-        pictures: number of sample grids between the first and the last.
-        html: write report.html when the run has ended.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-
-    checkpoint_seconds: float = 10.0
-    pictures: int = 4
-    html: bool = True
+    checkpoint_seconds: float = 10.0  # of work that a kill loses at most
+    pictures: int = 4  # sample grids between the first and the last
+    html: bool = True  # write report.html when the run has ended
 
     def __post_init__(self) -> None:
         checks.number("report.checkpoint_seconds", self.checkpoint_seconds)
@@ -77,28 +67,11 @@ def train(
     command: str | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Runs the strategy to its last round, from its checkpoint if there is one.
+    """Runs a strategy to its last round, from its checkpoint if there is one; returns metrics.json.
 
-    Args:
-        grid: sends messages to the clients.
-        strategy: owns the generator.
-        folder: receives all files of the run.
-        settings: when checkpoints and pictures are made.
-        identity: public values that a checkpoint must share to be resumed (plan, seed).
-        title: shown by the progress display.
-        classes: names of the generator's classes, for its pictures.
-        timeout: seconds to wait for the replies of one round; None waits for ever.
-        command: shown when the run is stopped, to continue it; None: a simulation's command.
-        observer: receives everything logged and pictured, from the checkpoint on; None: no
-            observer.
-
-    Returns:
-        The content of metrics.json.
-
-    Raises:
-        InterruptedRunError: Ctrl-C or SIGTERM; the checkpoint holds every finished round.
-        CheckpointError: the checkpoint belongs to another run.
-        ClientError: clients failed.
+    `identity` has the public values that a checkpoint must share to be resumed. `timeout` is in
+    seconds for the replies of one round; None waits for ever. `command` continues the run when it
+    was stopped, by an `InterruptedRunError`; None: a simulation's command.
     """
     training = _Training(
         grid, strategy, folder, settings, identity, classes, timeout, observer or Observers({})
@@ -111,13 +84,19 @@ def train(
         while strategy.round < strategy.rounds:
             before = strategy.round
             line = training.step()
+            unfinished = strategy.round < strategy.rounds
             folder.log(line)
             training.observer.metrics(line)
-            progress.update(strategy.round, **_columns(line, strategy.round < strategy.rounds))
-            training.picture_if_due(before)
+            progress.update(strategy.round, **_columns(line, unfinished))
+            if unfinished and any(before < due <= strategy.round for due in training.pictured):
+                training.picture()
             stopped = stop.requested  # read once: no run stops at a round that was not saved
-            training.save_if_due(stopped)
-            if stopped and strategy.round < strategy.rounds:
+            # Nodes unmask a message once: a run that is resumed never asks for a step it has taken.
+            once = isinstance(grid, MaskedGrid)
+            old = time.monotonic() - training.saved > settings.checkpoint_seconds
+            if once or stopped or old:
+                training.save()
+            if stopped and unfinished:
                 raise InterruptedRunError(
                     f"Stopped after round {strategy.round} of {strategy.rounds}.",
                     command or command_for("simulate", "resume", folder.path),
@@ -140,15 +119,30 @@ class _Training:
 
     def __post_init__(self) -> None:
         parts = self.settings.pictures + 1
-        self._pictured = {self.strategy.rounds * part // parts for part in range(1, parts)}
-        self._voids: list[list[str]] = []  # of the last messages in a row
+        self.pictured = {self.strategy.rounds * part // parts for part in range(1, parts)}
+        self._voids = 0  # void messages in a row, until now
 
     def restore(self) -> None:
         """Continues from the checkpoint if there is one."""
-        elapsed = _restore(self.strategy, self.folder, self.identity)
-        self.observer.begin(self.strategy.round)
+        strategy, folder, elapsed = self.strategy, self.folder, 0.0
+        if uploads := checkpoint.load_uploads(folder.checkpoint):
+            strategy.load_uploads(uploads)
+        if checkpoint.exists(folder.checkpoint):
+            tensors, values = checkpoint.load(folder.checkpoint)
+            if values["identity"] != self.identity:
+                raise CheckpointError(
+                    f"The checkpoint in {folder.checkpoint} belongs to a run with another "
+                    "configuration: config.yaml was changed after the run began."
+                )
+            strategy.load_state(tensors, values)
+            strategy.round = int(values["round"])
+            strategy.missed = {int(client): count for client, count in values["missed"].items()}
+            strategy.void = int(values["void"])
+            elapsed = float(values["seconds"])
+        folder.rewind(strategy.round)
+        self.observer.begin(strategy.round)
         self._started = time.monotonic() - elapsed
-        self._saved = time.monotonic()
+        self.saved = time.monotonic()
 
     def step(self) -> dict[str, Any]:
         """Sends one message, takes the strategy's step, and returns its line of metrics.jsonl."""
@@ -156,9 +150,26 @@ class _Training:
         before, number = strategy.round, strategy.message + 1
         strategy.absent = []
         try:
-            replies = self._replies(number)
+            messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), self.grid)
+            if number == 1:
+                checkpoint.save_uploads(self.folder.checkpoint, strategy.uploads())
+                self.picture()
+            replies: Iterable[Message] = []
+            if messages:
+                replies = self.grid.send_and_receive(messages, timeout=self.timeout)
             lost = [*replies.void] if isinstance(replies, Reduction) else []
-            metrics = self._aggregated(number, replies)
+            if isinstance(replies, Reduction) and replies.is_void:
+                self._voids += 1
+                metrics: MetricRecord | None = strategy.skip(number)
+                if self._voids >= _MOST_VOID:  # their rounds are spent
+                    raise ClientError(
+                        f"The last {self._voids} messages were void, and their rounds are spent: "
+                        f"{lost[0]} Start the clients that are missing, or raise "
+                        "noise.tolerate_dropouts."
+                    )
+            else:
+                self._voids = 0
+                metrics = strategy.aggregate_train(number, replies)[1]
         except ClientError:
             # A simulation's clients remember this failed round already.
             if before > 0 and not isinstance(self.grid, Keeper):
@@ -173,32 +184,10 @@ class _Training:
             "seconds": round(time.monotonic() - self._started, 4),
         }
 
-    def _replies(self, number: int) -> Iterable[Message]:
-        messages = self.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), self.grid)
-        if number == 1:
-            checkpoint.save_uploads(self.folder.checkpoint, self.strategy.uploads())
-            self.picture()
-        return self.grid.send_and_receive(messages, timeout=self.timeout) if messages else []
-
-    def _aggregated(self, number: int, replies: Iterable[Message]) -> MetricRecord | None:
-        if isinstance(replies, Reduction) and replies.is_void:
-            self._voids.append([*replies.void])
-            skipped = self.strategy.skip(number)
-            _refuse_standstill(self._voids)
-            return skipped
-        self._voids.clear()
-        return self.strategy.aggregate_train(number, replies)[1]
-
     def picture(self) -> None:
         """Draws samples/round-NNNNNN.png and tells the observer."""
         drawn = snapshot(self.strategy, self.folder, self.classes)
         self.observer.picture(self.strategy.round, drawn)
-
-    def picture_if_due(self, before: int) -> None:
-        """Draws the picture of a round after `before`; `finish` draws that of the last round."""
-        now = self.strategy.round
-        if now < self.strategy.rounds and any(before < due <= now for due in self._pictured):
-            self.picture()
 
     def save(self) -> None:
         """Writes the checkpoint of this round."""
@@ -215,15 +204,7 @@ class _Training:
             "void": self.strategy.void,
         }
         checkpoint.save(self.folder.checkpoint, tensors, values)
-        self._saved = time.monotonic()
-
-    def save_if_due(self, requested: bool) -> None:
-        """Writes the checkpoint where it is requested or old."""
-        # Nodes unmask a message once: a run that is resumed never asks for a step it has taken.
-        once = isinstance(self.grid, MaskedGrid)
-        old = time.monotonic() - self._saved > self.settings.checkpoint_seconds
-        if once or requested or old:
-            self.save()
+        self.saved = time.monotonic()
 
     def finish(self) -> dict[str, Any]:
         """Writes the last picture, the checkpoint, the generator and metrics.json."""
@@ -238,7 +219,19 @@ class _Training:
             "label_prior": strategy.label_prior().tolist(),
         }
         stated = read_json(folder.privacy.read_bytes()) if folder.privacy.is_file() else {}
-        more = {"participation": _participation(strategy)} if strategy.missed else {}
+        more: dict[str, Any] = {}
+        if strategy.missed:  # public, since the server knows who missed messages
+            missed = sorted(strategy.missed.items())
+            more["participation"] = {
+                "messages": strategy.message,
+                "void": strategy.void,
+                "missed": [{"client": client, "messages": count} for client, count in missed],
+                "meaning": (
+                    "All others answered every message that they were asked. Every client's ε is "
+                    "that of the whole plan, whether or not its answers came in time: what came "
+                    "late was charged and not used."
+                ),
+            }
         if "public" in stated:  # of exactly these weights: see `statement_of`
             digest = sha256_of(folder.path / WEIGHTS)
             more["public"] = stated["public"] | {"generator_sha256": digest}
@@ -247,32 +240,6 @@ class _Training:
         note_sums(folder.path)
         folder.write(folder.metrics, result)
         return result
-
-
-def _refuse_standstill(voids: Sequence[Sequence[str]]) -> None:
-    """Raises ClientError where too many messages in a row were void: their rounds are spent."""
-    if len(voids) >= _MOST_VOID:
-        raise ClientError(
-            f"The last {len(voids)} messages were void, and their rounds are spent: {voids[-1][0]} "
-            "Start the clients that are missing, or raise noise.tolerate_dropouts."
-        )
-
-
-def _participation(strategy: RoundStrategy) -> dict[str, Any]:
-    """Counts missed messages by client for privacy.json; public, since the server knows them."""
-    return {
-        "messages": strategy.message,
-        "void": strategy.void,
-        "missed": [
-            {"client": client, "messages": count}
-            for client, count in sorted(strategy.missed.items())
-        ],
-        "meaning": (
-            "All others answered every message that they were asked. Every client's ε is that of "
-            "the whole plan, whether or not its answers came in time: what came late was charged "
-            "and not used."
-        ),
-    }
 
 
 def _columns(line: Mapping[str, Any], unfinished: bool) -> dict[str, float | str]:
@@ -290,27 +257,6 @@ def _columns(line: Mapping[str, Any], unfinished: bool) -> dict[str, float | str
 def _finite(epsilon: float) -> float | None:
     """Returns ε for JSON, which has no ∞: null says that nothing is protected."""
     return None if math.isinf(epsilon) else epsilon
-
-
-def _restore(strategy: RoundStrategy, folder: RunFolder, identity: dict[str, Any]) -> float:
-    """Loads the checkpoint if there is one. Returns the seconds spent before it."""
-    if uploads := checkpoint.load_uploads(folder.checkpoint):
-        strategy.load_uploads(uploads)
-    if not checkpoint.exists(folder.checkpoint):
-        folder.rewind(0)
-        return 0.0
-    tensors, values = checkpoint.load(folder.checkpoint)
-    if values["identity"] != identity:
-        raise CheckpointError(
-            f"The checkpoint in {folder.checkpoint} belongs to a run with another configuration: "
-            "config.yaml was changed after the run began."
-        )
-    strategy.load_state(tensors, values)
-    strategy.round = int(values["round"])
-    strategy.missed = {int(client): count for client, count in values["missed"].items()}
-    strategy.void = int(values["void"])
-    folder.rewind(strategy.round)
-    return float(values["seconds"])
 
 
 def snapshot(strategy: RoundStrategy, folder: RunFolder, classes: Sequence[str]) -> Path:
@@ -335,12 +281,7 @@ def snapshot(strategy: RoundStrategy, folder: RunFolder, classes: Sequence[str])
 
 
 class InterruptedRunError(FedsinkError):
-    """The user stopped the run; its checkpoint is complete.
-
-    Args:
-        stopped: a sentence that names the round.
-        command: continues the run.
-    """
+    """The user stopped the run; its checkpoint holds every finished round."""
 
     exit_code: ClassVar[int] = 130
 

@@ -62,12 +62,7 @@ Dropping = Callable[[str, str, int], bool]
 
 
 def simulated_dropouts(probability: float, key: bytes) -> Dropping | None:
-    """Returns the clients that disappear in a simulation; None: none does.
-
-    Args:
-        probability: that a client disappears at one trip.
-        key: of the choice.
-    """
+    """Returns the clients that disappear in a simulation, with this probability at each trip."""
     if not probability:
         return None
 
@@ -85,11 +80,6 @@ class MaskedGrid(ForwardingGrid):
 
     Keys and shares for the next exchange travel with this one's trips, where the exchange announces
     it. A client that misses them misses the next sum, too, and is asked for keys of the sum after.
-
-    Args:
-        grid: delivers messages.
-        run: public name of the run.
-        drops: simulates clients that disappear; None: none does.
     """
 
     def __init__(self, grid: Grid, run: str, drops: Dropping | None = None) -> None:
@@ -130,10 +120,6 @@ class _Cohort:
     """The clients of one broadcast, and the server's session of their sum.
 
     The sum is named after the whole cohort: a client that is not connected has dropped out.
-
-    Attributes:
-        void: why there is no sum; None as long as there may be one.
-        absent: clients whose vectors are not in the sum.
     """
 
     def __init__(self, run: str, message_type: str, broadcast: Broadcast) -> None:
@@ -150,8 +136,8 @@ class _Cohort:
             minimum=min(max(2, broadcast.sharers), len(clients)),
         )
         self.session = ServerSession(self.parameters)
-        self.void: VoidMessageError | None = None
-        self.absent: list[int] = list(broadcast.nodes)
+        self.void: VoidMessageError | None = None  # why there is no sum
+        self.absent: list[int] = list(broadcast.nodes)  # whose vectors are not in the sum
 
     def continue_from(self, prepared: Iterable[_Cohort]) -> None:
         """Takes over the session of the same sum whose first two trips are done, if there is one.
@@ -168,11 +154,7 @@ class _Cohort:
         return self.session.is_shared
 
     def contents(self, trip: str) -> Mapping[int, bytes]:
-        """Returns what a trip sends to each client that is left and connected.
-
-        Raises:
-            VoidMessageError: too few are left.
-        """
+        """Returns what a trip sends to each client that is left and connected; too few are void."""
         session, connected = self.session, self.broadcast.nodes
         if trip == KEYS:
             return dict.fromkeys(connected, b"")
@@ -207,12 +189,7 @@ class _Asked(NamedTuple):
     client: int
     trip: str
     cohort: _Cohort
-    content: bytes
-
-    @property
-    def said(self) -> Trip:
-        """The trip as it travels."""
-        return Trip(self.cohort.parameters, self.content)
+    said: Trip
 
 
 class _Trips:
@@ -228,10 +205,7 @@ class _Trips:
     def ask(self, trip: str, cohorts: Sequence[_Cohort], following: Sequence[_Cohort] = ()) -> None:
         """Sends one message to each client that is left, and takes the answers.
 
-        Args:
-            trip: of `cohorts`.
-            cohorts: of this exchange.
-            following: of the next one; they are asked the trip's `AHEAD`.
+        `following` are the cohorts of the next exchange, which are asked the trip's `AHEAD`.
         """
         asked: dict[int, list[_Asked]] = {}  # node → a trip, or a trip and that of the next sum
         for one in (*self._asked(trip, cohorts), *self._asked(AHEAD.get(trip, ""), following)):
@@ -252,7 +226,16 @@ class _Trips:
                 _warn(both[0].client, reply.error.code)
                 continue
             for one, read in zip(both, (content_of, content_ahead), strict=False):
-                _take(one, read, reply)
+                try:
+                    content = read(reply.content)
+                    if isinstance(content, int):
+                        _warn(one.client, content)
+                        continue
+                    fits = _TAKE[one.trip](one.cohort.session, one.client, content)
+                except ValueError:
+                    fits = False
+                if not fits:
+                    log.warning("client %s answered %s with something else", one.client, one.trip)
 
     def _asked(self, trip: str, cohorts: Sequence[_Cohort]) -> Iterator[_Asked]:
         for cohort in cohorts:
@@ -264,7 +247,7 @@ class _Trips:
                 cohort.void = error
                 continue
             for client, content in contents.items():
-                yield _Asked(client, trip, cohort, content)
+                yield _Asked(client, trip, cohort, Trip(cohort.parameters, content))
 
     def _message(self, node: int, first: _Asked, ahead: _Asked | None = None) -> Message:
         """Returns the message of a trip, and of a trip of the next sum that travels with it."""
@@ -284,20 +267,6 @@ class _Trips:
         if self._drops(self._exchange.group_id, trip, client):
             self._gone.add(client)
         return client in self._gone
-
-
-def _take(asked: _Asked, read: Callable[[RecordDict], bytes | int], reply: Message) -> None:
-    """Gives an answer to the cohort that asked for it."""
-    try:
-        content = read(reply.content)
-        if isinstance(content, int):
-            _warn(asked.client, content)
-            return
-        fits = _TAKE[asked.trip](asked.cohort.session, asked.client, content)
-    except ValueError:
-        fits = False
-    if not fits:
-        log.warning("client %s answered %s with something else", asked.client, asked.trip)
 
 
 def _warn(client: int, code: int) -> None:

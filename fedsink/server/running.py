@@ -22,35 +22,23 @@ from fedsink.environment import device_named
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
 from fedsink.reporting.loggers import Observer, Observers, logger_names, loggers
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RecordedRun, RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
-from fedsink.server.recorded import RecordedRun
 from fedsink.server.starting_weights import FOLDER, put_in_place, statement_of
 from fedsink.strategies.methods import strategy_of
-from fedsink.strategies.round_strategy import RoundStrategy
-from fedsink.strategies.strategy_settings import StrategySettings
+from fedsink.strategies.round_strategy import RoundStrategy, StrategySettings
 from fedsink.values import checks, read_json, strictly
 
 
 @dataclass(frozen=True)
 class ServerEngine:
-    """Values that the server takes from `engine.*`, whatever the engine is.
-
-    Attributes:
-        name: of the engine.
-        timeout: seconds to wait for a round's replies; None: no end.
-        threads: torch threads of the server.
-        device: of the generator, "cpu" or "cuda".
-
-    Raises:
-        ConfigError: a value out of range.
-    """
+    """Values that the server takes from `engine.*`, whatever the engine is."""
 
     name: str
-    timeout: float | None = None
-    threads: int = 1
-    device: str = "cpu"
+    timeout: float | None = None  # seconds to wait for a round's replies; None: for ever
+    threads: int = 1  # torch's, of the server
+    device: str = "cpu"  # of the generator, "cpu" or "cuda"
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -61,37 +49,21 @@ class ServerEngine:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of one run at the server: only public numbers, small and picklable.
-
-    Attributes:
-        folder: the run folder.
-        strategy: the algorithm with its parameters.
-        generator: registered name of the generator.
-        generator_options: its options.
-        shape: shape of one record.
-        classes: names of the classes.
-        server_seed: keys initial weights and latents; not secret, kept in the checkpoint.
-        loop: times at which the run is saved and shown.
-        engine: the server's device, threads and timeout.
-        command: continues this run if it is stopped; None: a simulation's command.
-        log: names of the loggers that follow the run.
-        dropouts: probability that a simulated client disappears at a trip of secure aggregation.
-        source: folder of a start, with the weights before round 1; None: random weights.
-    """
+    """Settings of one run at the server: only public numbers, small and picklable."""
 
     folder: Path
     strategy: StrategySettings
-    generator: str
-    shape: tuple[int, ...]
+    generator: str  # its registered name
+    shape: tuple[int, ...]  # of one record
     classes: tuple[str, ...]
-    server_seed: int
+    server_seed: int  # keys initial weights and latents; not secret, kept in the checkpoint
     generator_options: dict[str, Any] = field(default_factory=dict)
     loop: LoopSettings = field(default_factory=LoopSettings)
     engine: ServerEngine = field(default_factory=lambda: ServerEngine("local"))
-    command: str | None = None
-    log: tuple[str, ...] = ()
-    dropouts: float = 0.0
-    source: Path | None = None
+    command: str | None = None  # continues this run; None: a simulation's command
+    log: tuple[str, ...] = ()  # names of the loggers
+    dropouts: float = 0.0  # probability that a simulated client disappears at a trip of a sum
+    source: Path | None = None  # folder of a start; None: random weights before round 1
 
     @classmethod
     def from_config(
@@ -103,11 +75,7 @@ class ServerSettings:
         server_seed: int,
         command: str | None = None,
     ) -> Self:
-        """Reads the server's half of a configuration, in a simulation and in a deployment.
-
-        Raises:
-            ConfigError: an entry of `report` is unknown or out of range, or a logger is unknown.
-        """
+        """Reads the server's half of a configuration, in a simulation and in a deployment."""
         options = dict(config.generator)
         return cls(
             folder=folder,
@@ -202,21 +170,12 @@ def observed(settings: ServerSettings) -> Iterator[Observer]:
 
 
 def build_strategy(settings: ServerSettings) -> RoundStrategy:
-    """Returns the strategy with a generator as it is before round 1.
-
-    Raises:
-        ModelError: the generator cannot make records of this shape.
-    """
+    """Returns the strategy with a generator as it is before round 1."""
     return strategy_of(settings.strategy, build_generator(settings), settings.server_key)
 
 
 def build_generator(settings: ServerSettings) -> Generator:
-    """Returns the generator with its weights before round 1: the start's, or by `server_seed` only.
-
-    Raises:
-        ModelError: it cannot be built with these options, or makes no records of this shape.
-        ConfigError: the start has another architecture.
-    """
+    """Returns the generator with its weights before round 1: the start's, or by `server_seed`."""
     random = torch.Generator().manual_seed(settings.server_seed % 2**63)
     try:
         generator = build(

@@ -40,11 +40,6 @@ def statement_of(source: Path) -> dict[str, Any]:
         - privacy.json says so of exactly these weights, by their SHA-256.
         - The entry has the SHA-256 of the weights and of the public data.
         - It names the map of a local start, whose band pictures are drawn in.
-
-    Raises:
-        ConfigError: the folder's generator is not public.
-        ModelError: it has no generator yet.
-        CheckpointError: the generator or privacy.json is not the one that SHA256SUMS names.
     """
     try:
         stated: Any = read_json((source / "privacy.json").read_bytes())
@@ -78,12 +73,8 @@ def statement_of(source: Path) -> dict[str, Any]:
 def put_in_place(generator: Generator, source: Path) -> None:
     """Gives a generator the weights of a start, which must be public and of its architecture.
 
-    Raises:
-        ConfigError: the start is not public, or another architecture.
-        ModelError: it is damaged, or draws the same for every class and latent, which no training
-            repairs: steps that are too long for a loss without noise end in saturated pixels, where
-            its gradient is 0.
-        CheckpointError: as for `statement_of`.
+    One that draws the same for every class and latent is refused, since no training repairs it:
+    steps too long for a loss without noise end in saturated pixels, where its gradient is 0.
     """
     statement_of(source)
     try:

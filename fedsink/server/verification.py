@@ -16,8 +16,16 @@ from typing import Any
 from fedsink import __version__
 from fedsink.errors import BadSignatureError, CheckpointError, ConfigError, FedsinkError
 from fedsink.protocol.signing import ChargeStatement
-from fedsink.server.folder import SUMMED, SUMS, RunFolder, own_file, read_sums, sha256_of
-from fedsink.server.recorded import RecordedRun, cautions
+from fedsink.server.folder import (
+    SUMMED,
+    SUMS,
+    RecordedRun,
+    RunFolder,
+    cautions,
+    own_file,
+    read_sums,
+    sha256_of,
+)
 from fedsink.strategies.restated import Restated, agree, restated
 from fedsink.values import Config
 
@@ -107,7 +115,7 @@ def verdict_on(path: Path, known: Mapping[str, str] | None = None) -> Verdict:
             "describes the mechanism, and no record of this run is protected by it."
         )
     _check_files(run.folder, verdict)
-    _check_nodes(run, stated, plan, known, verdict)
+    _check_nodes(run, plan, known, verdict)
     if not verdict.reasons:
         verdict.verdict = CONSISTENT if known is None or verdict.gaps else SIGNED
         if not plan.epsilons or stated.get("noise") == _REPRODUCIBLE:
@@ -159,14 +167,10 @@ def _check_files(folder: RunFolder, verdict: Verdict) -> None:
 
 
 def _check_nodes(
-    run: RecordedRun,
-    stated: Config,
-    plan: Restated,
-    known: Mapping[str, str] | None,
-    verdict: Verdict,
+    run: RecordedRun, plan: Restated, known: Mapping[str, str] | None, verdict: Verdict
 ) -> None:
     """Compares what nodes have signed with the promise, and says what nobody has signed."""
-    statements, listed = list[tuple[ChargeStatement, str]](), list[Any]()
+    statements, listed, stated = list[tuple[ChargeStatement, str]](), list[Any](), run.privacy or {}
     if run.folder.nodes.is_symlink():
         verdict.reasons.append("nodes.json is a link: hand over the file.")
     try:

@@ -25,7 +25,7 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import run_stock_simulation
 from fedsink.server.loop import Interruption
 from fedsink.server.running import ServerEngine
-from fedsink.strategies.strategy_settings import StrategySettings
+from fedsink.strategies.round_strategy import StrategySettings
 from fedsink.values import Config, checks, strictly
 
 _OF_RAY = ("address", "actors", "num_cpus", "num_gpus", "data", "revive_seconds", "timeout")
@@ -35,27 +35,17 @@ _OF_RAY = ("address", "actors", "num_cpus", "num_gpus", "data", "revive_seconds"
 class EngineSettings(ServerEngine):
     """The engine that hosts the clients, and the hardware that it uses.
 
-    Attributes:
-        name: "auto", "ray", "local" or "flower".
-        timeout: seconds to wait for a round's replies; None: for ever.
-        threads: torch threads of the server and of each client.
-        device: where the generator lives, and the clients of `local`: "cpu" or "cuda".
-        address: Ray cluster to join: "auto" or "host:port"; None: an instance of this machine.
-        actors: Ray cohorts; None: one per CPU core.
-        num_cpus: CPU cores of the Ray instance of this machine (ray) or per client (flower).
-        num_gpus: fraction of a GPU per cohort (ray) or client (flower).
-        data: "path": Ray's actors read the records; "object_store": they share one copy.
-        revive_seconds: time to wait for places for Ray cohorts, at the start or after a loss.
-        chosen: the reason why `engine=auto` took this one; None where a user named it.
+    Its name is "auto", "ray", "local" or "flower"; threads are also those of each client, and the
+    device is also that of the clients of `local`.
     """
 
-    address: str | None = None
-    actors: int | None = None
-    num_cpus: float | None = None
-    num_gpus: float = 0.0
-    data: Literal["path", "object_store"] = "path"
-    revive_seconds: float = 300.0
-    chosen: str | None = None
+    address: str | None = None  # Ray cluster to join, "auto" or "host:port"; None: of this machine
+    actors: int | None = None  # Ray cohorts; None: one per CPU core
+    num_cpus: float | None = None  # cores of this machine's Ray instance, or per client (flower)
+    num_gpus: float = 0.0  # fraction of a GPU per cohort (ray) or client (flower)
+    data: Literal["path", "object_store"] = "path"  # read by Ray's actors, or one copy for all
+    revive_seconds: float = 300.0  # to wait for places for Ray cohorts, also after a loss
+    chosen: str | None = None  # why `engine=auto` took this one; None where a user named it
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Strategies: each asks clients for something in every round and trains a generator with it.
 
-`methods.py` finds a method by its name; `strategy_settings.py` and `round_strategy.py` say what a
-method has to answer. A folder or a module of a method's name holds what only that method needs.
+`methods.py` finds a method by its name; `round_strategy.py` says what a method has to answer. A
+module or a folder of a method's name holds what only that method needs.
 """
 
 if __name__ != "fedsink.strategies":

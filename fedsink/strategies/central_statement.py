@@ -137,16 +137,12 @@ def central_statement(
 ) -> dict[str, Any]:
     """Returns the content of privacy.json for the central mode.
 
-    Args:
-        plan: the plan that every client runs.
-        clients: K.
-        noise: the key's kind, or "node" where each node's owner decides.
-        accountant: of the reported ε.
-        share: division of the noise among clients.
-        sample: the method's words for its mechanism and sample.
-        integers: mechanisms of shared noise, one for each size of cohort; empty: nothing is shared.
+    `noise` is the key's kind, or "node" where each node's owner decides. `integers` are the
+    mechanisms of shared noise, one for each size of cohort; empty: nothing is shared.
     """
     shared = bool(integers)
+    persons = _PERSONS if shared else "a person with records at several clients (their ε compose); "
+    whole = "" if plan.adjacency == "client" else f"a client as a whole; {persons}"
     of_client = {
         "epsilon": max([plan.epsilon(accountant), *(one.epsilon(accountant) for one in integers)]),
         "rate": plan.rate,
@@ -181,17 +177,11 @@ def central_statement(
             "The guarantee is the whole plan's, also for a run that stops early. Clients hold "
             "disjoint records, so the run's ε is the largest of theirs."
         ),
-        "not_protected": _not_protected(plan, shared, sample),
+        "not_protected": (
+            f"That a client takes part; {whole}the choice of hyper-parameters; the public numbers "
+            f"in the configuration (label map, nominal sizes, rate).{sample.caveats(plan)}"
+        ),
     }
-
-
-def _not_protected(plan: PrivacyPlan, shared: bool, sample: SampleOfRecords) -> str:
-    persons = _PERSONS if shared else "a person with records at several clients (their ε compose); "
-    whole = "" if plan.adjacency == "client" else f"a client as a whole; {persons}"
-    return (
-        f"That a client takes part; {whole}the choice of hyper-parameters; the public numbers in "
-        f"the configuration (label map, nominal sizes, rate).{sample.caveats(plan)}"
-    )
 
 
 def _shared_noise(
@@ -250,10 +240,6 @@ def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]
 
     It has the keys of `central_statement` without a capacity, and null for every number of a
     guarantee: JSON has no ∞, and a reader that looks for a number should find none.
-
-    Args:
-        plan: the plan that every client runs.
-        clients: K.
     """
     of_client = {"epsilon": None, "rate": plan.rate, "sigma": 0.0, "uses_per_record": plan.uses}
     return {
@@ -284,14 +270,7 @@ def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]
 def notice(
     stated: Mapping[str, Any], share: NoiseShare, clients: int, sample: SampleOfRecords = OF_IMAGES
 ) -> str | None:
-    """Returns a line for the person who starts a run: ε, and the ε left without assumptions.
-
-    Args:
-        stated: the content of privacy.json.
-        share: division of the noise among clients.
-        clients: K.
-        sample: the method's words for its mechanism and sample.
-    """
+    """Returns a line for the person who starts a run: ε, and the ε left without assumptions."""
     if stated["epsilon"] is None:
         return None
     unamplified, bare = "", stated.get("epsilon_unamplified")

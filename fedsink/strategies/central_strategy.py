@@ -43,8 +43,13 @@ from fedsink.strategies.central_statement import (
     notice,
     unprotected_statement,
 )
-from fedsink.strategies.round_strategy import RoundStrategy, failure
-from fedsink.strategies.strategy_settings import Quorum, StrategySettings, check_quorum
+from fedsink.strategies.round_strategy import (
+    Quorum,
+    RoundStrategy,
+    StrategySettings,
+    check_quorum,
+    failure,
+)
 from fedsink.strategies.trainer import OptimizerSettings, Trainer
 from fedsink.values import checks, given, strictly
 
@@ -88,45 +93,40 @@ class CentralSettings(StrategySettings):
                 f"noise.share={self.share.name} leaves too little noise in a sum that a client is "
                 f"missing from: leave strategy.quorum={self.quorum} out."
             )
-        if self.share.masked:
-            self._check_masks()
-
-    def _check_masks(self) -> None:
-        """Refuses cohorts whose sums could not be unmasked, or with one client's reply in them."""
-        spared = self.share.tolerate_dropouts
+        if not self.share.masked:
+            return
+        # A masked sum of too few clients is not unmasked, or holds one client's reply.
+        spared, of_turns = (
+            self.share.tolerate_dropouts,
+            self.plan.schedule.name == TurnSchedule.name,
+        )
+        fewer_parts = "fewer strategy.turns" if of_turns else "strategy.schedule=joint"
         for cohort in self.share.cohorts(self.plan.schedule, self.clients):
             least = max(2, two_thirds(cohort))
             if cohort < 2:
                 parts = self.plan.schedule.cohorts
                 raise ConfigError(
                     f"clients={self.clients} are asked in {parts} parts, some of which have one "
-                    f"client, and a masked sum needs two: say {self._fewer_parts}, or "
+                    f"client, and a masked sum needs two: say {fewer_parts}, or "
                     f"clients={2 * parts} or more ({LEAST_COHORT * parts} on real nodes)."
                 )
             if cohort - spared < least:
                 raise ConfigError(
                     f"Under masks at least {least} of the {cohort} clients that are asked the same "
                     f"must answer, and noise.tolerate_dropouts={spared} leaves {cohort - spared}: "
-                    f"lower it, choose more clients, or {self._fewer_parts}."
+                    f"lower it, choose more clients, or {fewer_parts}."
                 )
 
     @property
-    def _fewer_parts(self) -> str:
-        of_turns = self.plan.schedule.name == TurnSchedule.name
-        return "fewer strategy.turns" if of_turns else "strategy.schedule=joint"
-
-    @property
     def enough(self) -> Quorum:
-        """Number of the clients asked that must answer; under masks some may be missing."""
+        # Under masks some may be missing.
         return Quorum(self.quorum, self.share.tolerate_dropouts if self.share.masked else 0)
 
     @property
     def masked_run(self) -> str | None:
-        """Name of the run whose replies are added up under masks; None: no masks."""
         return self.run if self.share.masked else None
 
     def statement(self, noise: str) -> dict[str, Any]:
-        """Returns the content of privacy.json."""
         if not self.plan.protected:
             return unprotected_statement(self.plan, self.clients)
         return central_statement(
@@ -134,11 +134,9 @@ class CentralSettings(StrategySettings):
         )
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
-        """Returns the promised ε, and what is left of it without its assumptions."""
         return notice(stated, self.share, self.clients, self.sample)
 
     def asked(self, client: int, rounds: int) -> int:
-        """Returns the number of the first rounds in which the schedule asks a client."""
         return self.plan.schedule.answered(client, rounds + 1)
 
     @property
@@ -178,7 +176,6 @@ class CentralSettings(StrategySettings):
 
     @property
     def adds_up(self) -> bool:
-        """True for a record clip where every client shares its noise."""
         shared = bool(self.integers) and all(one.sharers > 1 for one in self.integers)
         return shared and self.plan.clip.per_record
 
@@ -238,7 +235,17 @@ def central_plan(
         FedsinkError: a value is out of range or belongs to the ldp mode, or the three contradict
             one another.
     """
-    _check_mode(config)
+    mechanism = config.mechanism["name"]
+    if mechanism != PrivacyPlan.mechanism:
+        raise ConfigError(
+            f"mode=central noises gradients with mechanism={PrivacyPlan.mechanism}, not "
+            f"{mechanism!r}; mechanism={mechanism} belongs to mode=ldp."
+        )
+    if config.shuffler != "none":
+        raise ConfigError(
+            f"shuffler={config.shuffler} belongs to mode=ldp: a shuffler amplifies reports "
+            "that are private one by one, and those of mode=central are sums over a batch."
+        )
     records = math.ceil(config.data.nominal_records / config.clients)
     eps = config.eps
     if sigma is None:
@@ -298,20 +305,6 @@ def signal_to_noise(energy: float, noise: float) -> dict[str, float]:
     return {"signal_to_noise": math.copysign(math.sqrt(abs(square)), square)}
 
 
-def _check_mode(config: Configuration) -> None:
-    mechanism = config.mechanism["name"]
-    if mechanism != PrivacyPlan.mechanism:
-        raise ConfigError(
-            f"mode=central noises gradients with mechanism={PrivacyPlan.mechanism}, not "
-            f"{mechanism!r}; mechanism={mechanism} belongs to mode=ldp."
-        )
-    if config.shuffler != "none":
-        raise ConfigError(
-            f"shuffler={config.shuffler} belongs to mode=ldp: a shuffler amplifies reports "
-            "that are private one by one, and those of mode=central are sums over a batch."
-        )
-
-
 class CentralRounds(RoundStrategy):
     """A run of the central mode: its reports, its samples and the sums of its replies.
 
@@ -337,24 +330,20 @@ class CentralRounds(RoundStrategy):
         return self.trainer.averaged
 
     def label_prior(self) -> Tensor:
-        """Returns the uniform distribution: class frequencies are private."""
+        # Uniform: class frequencies are private.
         classes = self.trainer.generator.classes
         return torch.full((classes,), 1.0 / classes)
 
     def epsilon_so_far(self) -> float:
-        """Returns ε of the rounds so far, under the run's accountant."""
         return self.settings.plan.epsilon_after(self.round, self.settings.accountant)
 
     def epsilon_bound(self) -> float:
-        """Returns ε of the rounds so far; before the last round a cheap Rényi upper bound."""
         return self.settings.plan.epsilon_bound_after(self.round, self.settings.accountant)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns weights, moments and average."""
         return self.trainer.state()
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
         self.trainer.load_state(tensors, values)
 
     def announced(self, message: int) -> list[Broadcast]:

@@ -13,10 +13,9 @@ from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import Generator
 from fedsink.registry import Registry
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
-from fedsink.strategies.gs_wgan.strategy import GSWGAN
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
-from fedsink.strategies.round_strategy import RoundStrategy
-from fedsink.strategies.strategy_settings import StrategySettings
+from fedsink.strategies.gs_wgan import GSWGAN
+from fedsink.strategies.privatize_once import PrivatizeOnce
+from fedsink.strategies.round_strategy import RoundStrategy, StrategySettings
 
 STRATEGIES: Registry[type[RoundStrategy]] = Registry(
     "strategy.name",
@@ -26,15 +25,7 @@ STRATEGIES: Registry[type[RoundStrategy]] = Registry(
 
 
 def settings_of(config: Configuration, run: str) -> StrategySettings:
-    """Returns the settings of the method that `strategy.name` names.
-
-    Args:
-        config: names the method, and has its options.
-        run: public name of the run.
-
-    Raises:
-        FedsinkError: the method is unknown or belongs to the other mode, or a value is wrong.
-    """
+    """Returns the settings of the method that `strategy.name` names, for a run of this name."""
     name = config.strategy["name"]
     settings = check_mode(config.mode, name)
     try:
@@ -66,13 +57,7 @@ def check_mode(mode: str, name: str) -> type[StrategySettings]:
 
 
 def strategy_of(settings: StrategySettings, generator: Generator, key: bytes) -> RoundStrategy:
-    """Returns the strategy that runs a method.
-
-    Args:
-        settings: of the method.
-        generator: trained in place.
-        key: keys the server's own randomness (not secret).
-    """
+    """Returns the strategy that runs a method; `key` is of the server's own randomness."""
     cls: Any = STRATEGIES.find(settings.name)
     strategy: RoundStrategy = cls(settings, generator, key)
     return strategy

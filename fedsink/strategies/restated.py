@@ -23,9 +23,9 @@ from fedsink.strategies.central_statement import (
     central_statement,
     unprotected_statement,
 )
-from fedsink.strategies.gs_wgan.settings import of_critics, published_claim
+from fedsink.strategies.gs_wgan import of_critics, published_claim
 from fedsink.strategies.methods import STRATEGIES
-from fedsink.strategies.privatize_once.settings import local_statement
+from fedsink.strategies.privatize_once import local_statement
 
 _BEYOND = 1e300
 _MOST_CLIENTS = 1_000_000

@@ -21,11 +21,10 @@ from fedsink.deployment.deployed_run import DeployEngine
 from fedsink.server.loop import LoopSettings
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure
+from fedsink.simulation.simulated_run import RunIdentity, configure
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
+from fedsink.strategies.privatize_once import PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 from .conftest import CONF, FOLDERS

@@ -13,8 +13,7 @@ from fedsink.conf.typed import typed_words
 from fedsink.data.spec import DataSpec
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.server.folder import RunFolder, store_config
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure, kind_of_noise
+from fedsink.simulation.simulated_run import RunIdentity, configure, kind_of_noise
 
 from .small_runs import evaluated, make
 

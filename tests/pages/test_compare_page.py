@@ -23,8 +23,7 @@ from fedsink.pages.compare_page import (
     run_settings,
     status,
 )
-from fedsink.server.folder import RunFolder, store_config, stored_config
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.folder import RecordedRun, RunFolder, store_config, stored_config
 
 from .reading import Page
 from .small_runs import evaluated

@@ -10,7 +10,7 @@ import pytest
 from fedsink.errors import ConfigError
 from fedsink.pages.model_card import model_card
 from fedsink.reporting.output_files import write_json
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.folder import RecordedRun
 
 from .conftest import Begin
 

@@ -13,11 +13,9 @@ from fedsink.conf.acting import compose_config
 from fedsink.pages.uploads import Uploads
 from fedsink.protocol.packing import payload_bytes
 from fedsink.reporting.output_files import write_json
-from fedsink.server.folder import RunFolder, store_config
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.folder import RecordedRun, RunFolder, store_config
 from fedsink.server.running import run_server
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure, kind_of_noise
+from fedsink.simulation.simulated_run import RunIdentity, configure, kind_of_noise
 from fedsink.simulation.virtual_clients import LocalGrid
 
 from .conftest import SMALL, Begin

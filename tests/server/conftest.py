@@ -21,8 +21,8 @@ from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
+from fedsink.strategies.privatize_once import PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 from ..support.tiny import with_secret_key

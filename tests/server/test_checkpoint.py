@@ -25,7 +25,7 @@ def state(folder: Path) -> Path:
     return folder / "state.safetensors"
 
 
-def test_a_state_round_trips(tmp_path: Path) -> None:
+def test_a_state_round_trips(tmp_path):
     assert not checkpoint.exists(tmp_path)
     checkpoint.save(tmp_path / "new", TENSORS, VALUES)
     assert checkpoint.exists(tmp_path / "new")
@@ -37,16 +37,14 @@ def test_a_state_round_trips(tmp_path: Path) -> None:
         assert torch.equal(tensors[name], tensor)
 
 
-def test_tensors_that_are_trained_on_are_saved_as_they_are(tmp_path: Path) -> None:
+def test_tensors_that_are_trained_on_are_saved_as_they_are(tmp_path):
     weights = torch.ones(2, requires_grad=True)
     checkpoint.save(tmp_path, {"w": weights}, {})
     assert checkpoint.load(tmp_path)[0]["w"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("victim", ["replace", "fsync"])
-def test_a_crash_while_saving_leaves_the_old_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
-) -> None:
+def test_a_crash_while_saving_leaves_the_old_state(tmp_path, monkeypatch, victim):
     checkpoint.save(tmp_path, TENSORS, VALUES)
 
     def crash(*arguments: Any) -> None:
@@ -63,7 +61,7 @@ def test_a_crash_while_saving_leaves_the_old_state(
     assert checkpoint.load(tmp_path)[1] == {"round": 4}
 
 
-def test_a_temporary_file_left_by_a_kill_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+def test_a_temporary_file_left_by_a_kill_is_not_taken_for_a_checkpoint(tmp_path):
     checkpoint.save(tmp_path, TENSORS, VALUES)
     whole = state(tmp_path).read_bytes()
     (tmp_path / ".state.safetensors.0123.tmp").write_bytes(whole[: len(whole) // 2])
@@ -71,7 +69,7 @@ def test_a_temporary_file_left_by_a_kill_is_not_taken_for_a_checkpoint(tmp_path:
 
 
 @pytest.mark.medium
-def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
+def test_any_changed_byte_is_noticed(tmp_path):
     checkpoint.save(tmp_path, TENSORS, VALUES)
     whole = state(tmp_path).read_bytes()
     assert len(whole) < 3000
@@ -86,7 +84,7 @@ def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path)[1] == VALUES
 
 
-def test_changed_content_is_called_corrupt(tmp_path: Path) -> None:
+def test_changed_content_is_called_corrupt(tmp_path):
     checkpoint.save(tmp_path, TENSORS, VALUES)
     whole = bytearray(state(tmp_path).read_bytes())
     whole[-1] ^= 1
@@ -96,7 +94,7 @@ def test_changed_content_is_called_corrupt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 60, 0.5, 0.99, -1])
-def test_a_torn_file_is_noticed(tmp_path: Path, keep: float) -> None:
+def test_a_torn_file_is_noticed(tmp_path, keep):
     checkpoint.save(tmp_path, TENSORS, VALUES)
     whole = state(tmp_path).read_bytes()
     state(tmp_path).write_bytes(whole[: int(keep * len(whole)) if 0 < keep < 1 else int(keep)])
@@ -109,18 +107,18 @@ def test_a_torn_file_is_noticed(tmp_path: Path, keep: float) -> None:
     [b"", b"no safetensors at all", b"\x80\x04pickle", struct.pack("<Q", 2) + b"{}",
      struct.pack("<Q", 2**60) + b"{}"],
 )  # fmt: skip
-def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_another_kind_of_file_is_refused(tmp_path, content):
     state(tmp_path).write_bytes(content)
     with pytest.raises(CheckpointError, match="is not a readable checkpoint"):
         checkpoint.load(tmp_path)
 
 
-def test_a_missing_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_says_so(tmp_path):
     with pytest.raises(CheckpointError, match="the run stopped before its first checkpoint"):
         checkpoint.load(tmp_path)
 
 
-def test_uploads_are_kept_apart_and_checked(tmp_path: Path) -> None:
+def test_uploads_are_kept_apart_and_checked(tmp_path):
     assert checkpoint.load_uploads(tmp_path) == {}
     checkpoint.save_uploads(tmp_path, {})
     assert list(tmp_path.iterdir()) == []

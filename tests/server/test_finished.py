@@ -31,7 +31,7 @@ def of_run(folder: Path, prior: list[float], map: Map | None = None, wide: float
     )
 
 
-def test_pictures_are_those_of_the_band_that_was_released(tmp_path: Path) -> None:
+def test_pictures_are_those_of_the_band_that_was_released(tmp_path):
     """In local mode; elsewhere the generator had no gradient."""
     prior, ball = [0.5, 0.5], L2Ball(SHAPE, 0.5)
     whole, labels = of_run(tmp_path, prior).draw(20, 3)
@@ -41,7 +41,7 @@ def test_pictures_are_those_of_the_band_that_was_released(tmp_path: Path) -> Non
     assert not torch.allclose(cut, whole, atol=0.01)
 
 
-def test_the_wider_of_two_bands_is_shown() -> None:
+def test_the_wider_of_two_bands_is_shown():
     """A public start may have learnt more of a picture than private records tell."""
     narrow, wide = (PooledPower((1, 4, 4), block) for block in (2, 3))
     assert shown_map({}) is None
@@ -53,15 +53,13 @@ def test_the_wider_of_two_bands_is_shown() -> None:
 
 
 @pytest.mark.parametrize("start", [None, 5, "map", [1], {}, {"map": None}, {"records": 3}])
-def test_a_start_without_a_map_shows_the_run_s_own_band(start: object) -> None:
+def test_a_start_without_a_map_shows_the_run_s_own_band(start):
     own = PooledPower((1, 4, 4), 2)
     assert shown_map({"model": "ldp", "map": own.to_dict(), "start": start}) == own
     assert shown_map({"model": "ldp", "start": start}) is None
 
 
-def test_pictures_are_drawn_beside_others_as_in_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_drawn_beside_others_as_in_training(tmp_path, monkeypatch):
     """A BatchNorm sees the mix of all classes, and not only the labels asked for."""
     seen: dict[str, Any] = {}
 
@@ -76,7 +74,7 @@ def test_pictures_are_drawn_beside_others_as_in_training(
     assert seen["latent_range"] == 1.5
 
 
-def test_labels_follow_the_prior_or_are_balanced(tmp_path: Path) -> None:
+def test_labels_follow_the_prior_or_are_balanced(tmp_path):
     run = of_run(tmp_path, [0.7, 0.2, 0.1])
     counts = torch.bincount(run.draw(2000, 0)[1], minlength=3) / 2000
     assert torch.allclose(counts, run.prior, atol=0.05)
@@ -87,7 +85,7 @@ def test_labels_follow_the_prior_or_are_balanced(tmp_path: Path) -> None:
     assert not torch.equal(balanced, torch.arange(20) % 3)  # in no order that a split could follow
 
 
-def test_classes_that_say_nothing_of_their_frequency_are_refused(tmp_path: Path) -> None:
+def test_classes_that_say_nothing_of_their_frequency_are_refused(tmp_path):
     run = of_run(tmp_path, [1.0, 0.0, 0.0])
     with pytest.raises(ConfigError, match=r"No record of b or c .*: say balanced=true"):
         run.draw(10, 0, classes=["b", "c"])
@@ -97,7 +95,7 @@ def test_classes_that_say_nothing_of_their_frequency_are_refused(tmp_path: Path)
         run.draw(10, 0, classes=[])
 
 
-def test_the_seed_decides_the_pictures(tmp_path: Path) -> None:
+def test_the_seed_decides_the_pictures(tmp_path):
     run = of_run(tmp_path, [0.5, 0.5])
     drawn = [run.draw(20, seed, balanced=True) for seed in (0, 0, 1)]
     for part in range(2):
@@ -105,7 +103,7 @@ def test_the_seed_decides_the_pictures(tmp_path: Path) -> None:
         assert not torch.equal(drawn[0][part], drawn[2][part])
 
 
-def test_pictures_are_observed(tmp_path: Path) -> None:
+def test_pictures_are_observed(tmp_path):
     bare = of_run(tmp_path, [0.5, 0.5])
     noisy = replace(bare, observation=Observation(noise=LowPassNoise(std=0.1)))
     (images, labels), (observed, same) = (run.draw(200, 0) for run in (bare, noisy))
@@ -117,7 +115,7 @@ def test_pictures_are_observed(tmp_path: Path) -> None:
     "prior",
     [None, [], 0.5, ["a"], [True, 1.0], [[0.5], 0.5], [math.nan], [-1.0, 2.0], [10**400], [0.0]],
 )
-def test_a_prior_that_is_none_is_damage(tmp_path: Path, prior: object) -> None:
+def test_a_prior_that_is_none_is_damage(tmp_path, prior):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text("mode: central")
@@ -144,9 +142,7 @@ def test_a_prior_that_is_none_is_damage(tmp_path: Path, prior: object) -> None:
         ({"map": [1, 100_000, 100_000]}, "at most 4,194,304 values"),
     ],
 )
-def test_sizes_of_a_received_run_agree(
-    tmp_path: Path, change: dict[str, Any], told: str | None
-) -> None:
+def test_sizes_of_a_received_run_agree(tmp_path, change, told):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     data = {"name": "x", "shape": list(SHAPE), "classes": ["a", "b"], "nominal_records": 40}

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,9 +73,15 @@ def weights_of(folder: RunFolder) -> bytes:
     return (folder.path / "generator.safetensors").read_bytes()
 
 
-def interrupt(_: RoundStrategy, number: int) -> None:
-    if number == 3:
-        os.kill(os.getpid(), signal.SIGINT)
+def interrupt_at(last: int, by: int = signal.SIGINT) -> Callable[[RoundStrategy, int], None]:
+    def interrupt(_: RoundStrategy, number: int) -> None:
+        if number == last:
+            os.kill(os.getpid(), by)
+
+    return interrupt
+
+
+interrupt = interrupt_at(3)
 
 
 def crash(_: RoundStrategy, number: int) -> None:
@@ -97,9 +103,7 @@ def uninterrupted(
 
 @pytest.mark.medium
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_leaves_its_files(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings, mode: str
-) -> None:
+def test_a_run_leaves_its_files(tmp_path, make_grid, make_settings, mode):
     folder = folder_at(tmp_path / "run")
     settings = make_settings(mode, folder.path)
 
@@ -121,9 +125,7 @@ def test_a_run_leaves_its_files(
     assert load(folder.path).shape == (1, 4, 4)
 
 
-def test_nothing_of_the_clients_is_in_the_metrics(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings
-) -> None:
+def test_nothing_of_the_clients_is_in_the_metrics(tmp_path, make_grid, make_settings):
     """Pitfall 1: only the noised replies determine a round's line."""
     folder = folder_at(tmp_path / "run")
     run(make_settings("central", folder.path), make_grid("reproducible"))
@@ -135,9 +137,8 @@ def test_nothing_of_the_clients_is_in_the_metrics(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("noise", NOISES)
 def test_an_interrupted_run_goes_on_bit_identically(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings,
-    uninterrupted: Callable[[str, str], RunFolder], mode: str, noise: str,
-) -> None:  # fmt: skip
+    tmp_path, make_grid, make_settings, uninterrupted, mode, noise
+):
     """Secret noise too: the rounds that are asked again get the same bytes."""
     expected = uninterrupted(mode, noise)
     if noise == "secret":  # the ledger knows the first run's requests: these are the same
@@ -160,9 +161,8 @@ def test_an_interrupted_run_goes_on_bit_identically(
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("saved", [0, 3, 5])
 def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings, monkeypatch: pytest.MonkeyPatch,
-    uninterrupted: Callable[[str, str], RunFolder], mode: str, noise: str, saved: int,
-) -> None:  # fmt: skip
+    tmp_path, make_grid, make_settings, monkeypatch, uninterrupted, mode, noise, saved
+):
     """Continues from the checkpoint of round 3 or 5, or from the beginning without one."""
     expected = uninterrupted(mode, noise)
     folder = folder_at(tmp_path / "killed")
@@ -188,9 +188,7 @@ def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
         assert grid.asked == []
 
 
-def test_a_resumed_run_counts_what_was_before(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings
-) -> None:
+def test_a_resumed_run_counts_what_was_before(tmp_path, make_grid, make_settings):
     """The count covers the messages that were void or missed, and the seconds spent."""
     folder = folder_at(tmp_path / "run")
     folder.write(folder.privacy, {})
@@ -214,8 +212,8 @@ def test_a_resumed_run_counts_what_was_before(
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_many_uses_per_message_are_counted_and_resumed_as_rounds(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings, noise: str
-) -> None:
+    tmp_path, make_grid, make_settings, noise
+):
     """T = 8, U = 3: messages end at the rounds 3, 6 and 8."""
     loop = LoopSettings(pictures=3)
     whole, seen = folder_at(tmp_path / "whole"), []
@@ -228,13 +226,8 @@ def test_many_uses_per_message_are_counted_and_resumed_as_rounds(
     assert drawn == [f"round-{n:06d}.png" for n in (0, 3, 6, 8)]
     folder = folder_at(tmp_path / "stopped")
     settings = make_settings("central", folder.path, 3)
-
-    def stop(_: RoundStrategy, number: int) -> None:
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(InterruptedRunError, match=r"Stopped after round 6 of 8\."):
-        run(settings, make_grid(noise), loop, at=stop)
+        run(settings, make_grid(noise), loop, at=interrupt_at(2))
     run(settings, make_grid(noise), loop)
     assert rounds_of(folder) == [3, 6, 8]
     assert weights_of(folder) == weights_of(whole)
@@ -243,8 +236,8 @@ def test_many_uses_per_message_are_counted_and_resumed_as_rounds(
 
 
 def test_a_run_killed_before_its_last_words_is_finished_by_resuming(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings
-) -> None:
+    tmp_path, make_grid, make_settings
+):
     folder = folder_at(tmp_path / "run")
     settings = make_settings("central", folder.path)
     run(settings, make_grid("reproducible"))
@@ -255,23 +248,16 @@ def test_a_run_killed_before_its_last_words_is_finished_by_resuming(
     assert weights_of(folder) == before
 
 
-def test_an_interruption_in_the_last_round_lets_the_run_finish(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings
-) -> None:
+def test_an_interruption_in_the_last_round_lets_the_run_finish(tmp_path, make_grid, make_settings):
     folder = folder_at(tmp_path / "run")
-
-    def late(_: RoundStrategy, number: int) -> None:
-        if number == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
-
+    late = interrupt_at(8, signal.SIGTERM)
     run(make_settings("central", folder.path), make_grid("reproducible"), at=late)
     assert folder.finished
 
 
 def test_a_failing_client_stops_the_run_and_leaves_its_checkpoint(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings,
-    uninterrupted: Callable[[str, str], RunFolder],
-) -> None:  # fmt: skip
+    tmp_path, make_grid, make_settings, uninterrupted
+):
     expected = uninterrupted("central", "reproducible")
     folder, grid = folder_at(tmp_path / "failed"), make_grid("reproducible")
     settings, loop = make_settings("central", folder.path), LoopSettings(checkpoint_seconds=0.0)
@@ -290,9 +276,7 @@ def test_a_failing_client_stops_the_run_and_leaves_its_checkpoint(
     assert weights_of(folder) == weights_of(expected)
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings
-) -> None:
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, make_grid, make_settings):
     folder = folder_at(tmp_path / "run")
     settings = make_settings("central", folder.path)
     with pytest.raises(InterruptedRunError):
@@ -301,15 +285,6 @@ def test_a_checkpoint_of_another_configuration_is_refused(
         with pytest.raises(CheckpointError, match="belongs to a run with another configuration"):
             run(other, make_grid("reproducible"))
     assert rounds_of(folder) == [1, 2, 3]
-
-
-def test_a_corrupt_checkpoint_is_refused(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings
-) -> None:
-    folder = folder_at(tmp_path / "run")
-    settings = make_settings("central", folder.path)
-    with pytest.raises(InterruptedRunError):
-        run(settings, make_grid("reproducible"), at=interrupt)
     path = folder.checkpoint / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is not a readable checkpoint"):
@@ -320,9 +295,7 @@ def test_a_corrupt_checkpoint_is_refused(
     ("pictures", "between"),
     [(0, []), (1, [4]), (3, [2, 4, 6]), (4, [1, 3, 4, 6]), (20, range(1, 8))],
 )
-def test_pictures_are_spread_over_the_run(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings, pictures: int, between: Sequence[int]
-) -> None:
+def test_pictures_are_spread_over_the_run(tmp_path, make_grid, make_settings, pictures, between):
     """The first, the last, and as many between as were asked for (one a round at most)."""
     folder = folder_at(tmp_path / "run")
     loop = LoopSettings(pictures=pictures)
@@ -334,8 +307,8 @@ def test_pictures_are_spread_over_the_run(
 @pytest.mark.medium
 @pytest.mark.parametrize("mode", MODES)
 def test_a_snapshot_is_a_png_that_changes_with_the_generator_and_not_by_chance(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings, mode: str
-) -> None:
+    tmp_path, make_grid, make_settings, mode
+):
     contents = []
     for name in ("one", "two"):
         folder = folder_at(tmp_path / name)
@@ -349,9 +322,7 @@ def test_a_snapshot_is_a_png_that_changes_with_the_generator_and_not_by_chance(
     assert contents[0] == contents[1]
 
 
-def test_a_snapshot_has_the_classes_mixed_as_in_training(
-    tmp_path: Path, make_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_has_the_classes_mixed_as_in_training(tmp_path, make_settings, monkeypatch):
     mixes = []
 
     def drawn(generator: Any, n: int, *_: Any, mix: torch.Tensor) -> torch.Tensor:
@@ -365,9 +336,7 @@ def test_a_snapshot_has_the_classes_mixed_as_in_training(
     assert mixes == [[0.75, 0.25]]
 
 
-def test_a_snapshot_shows_the_band_that_was_released(
-    tmp_path: Path, make_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_shows_the_band_that_was_released(tmp_path, make_settings, monkeypatch):
     shown = []
     monkeypatch.setattr(loop, "save_grid", lambda images, *_, **__: shown.append(images))
     strategy = build_strategy(make_settings("central", tmp_path))
@@ -382,9 +351,8 @@ def test_a_snapshot_shows_the_band_that_was_released(
 
 
 def test_the_server_app_runs_it_also_outside_the_main_thread(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings,
-    uninterrupted: Callable[[str, str], RunFolder],
-) -> None:  # fmt: skip
+    tmp_path, make_grid, make_settings, uninterrupted
+):
     expected = uninterrupted("central", "reproducible")
     folder, grid = folder_at(tmp_path / "app"), make_grid("reproducible")
     app = server_app(make_settings("central", folder.path))
@@ -394,9 +362,7 @@ def test_the_server_app_runs_it_also_outside_the_main_thread(
     assert weights_of(folder) == weights_of(expected)
 
 
-def test_initial_weights_depend_on_the_server_seed_alone(
-    tmp_path: Path, make_settings: Settings
-) -> None:
+def test_initial_weights_depend_on_the_server_seed_alone(tmp_path, make_settings):
     def first(seed: int) -> torch.Tensor:
         torch.manual_seed(torch.initial_seed() + 1)
         settings = replace(make_settings("central", tmp_path), server_seed=seed)
@@ -406,7 +372,7 @@ def test_initial_weights_depend_on_the_server_seed_alone(
     assert not torch.equal(first(1), first(2))
 
 
-def test_the_identity_survives_json(tmp_path: Path, make_settings: Settings) -> None:
+def test_the_identity_survives_json(tmp_path, make_settings):
     for mode in MODES:
         identity = make_settings(mode, tmp_path).identity()
         assert json.loads(json.dumps(identity)) == identity
@@ -417,7 +383,7 @@ def test_the_identity_survives_json(tmp_path: Path, make_settings: Settings) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_a_request_and_the_second_interrupts(number: int) -> None:
+def test_the_first_signal_is_a_request_and_the_second_interrupts(number):
     before = signal.getsignal(number)
     with Interruption() as stop:
         assert not stop.requested
@@ -428,7 +394,7 @@ def test_the_first_signal_is_a_request_and_the_second_interrupts(number: int) ->
     assert signal.getsignal(number) is before
 
 
-def test_handlers_are_given_back_after_an_error() -> None:
+def test_handlers_are_given_back_after_an_error():
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
 
     def work() -> None:
@@ -441,7 +407,7 @@ def test_handlers_are_given_back_after_an_error() -> None:
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_outside_the_main_thread_signals_are_left_alone() -> None:
+def test_outside_the_main_thread_signals_are_left_alone():
     """Stock Flower runs the server in a thread, where handlers cannot be set."""
     before, seen = signal.getsignal(signal.SIGINT), []
 
@@ -456,7 +422,7 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_thread_answers_for_what_the_main_thread_was_told() -> None:
+def test_a_thread_answers_for_what_the_main_thread_was_told():
     seen = []
 
     def work() -> None:

@@ -38,7 +38,7 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
         pytest.param({"engine": "flower"}, marks=pytest.mark.slow),
     ],
 )
-def test_every_engine_logs_what_it_records(keys: dict[str, Any], tmp_path: Path) -> None:
+def test_every_engine_logs_what_it_records(keys, tmp_path):
     run = fedsink.simulate({**SMALL, **keys}, log=["tensorboard"], folder=tmp_path / "run")
     recorded = [(record["round"], pytest.approx(record["loss"])) for record in run.metrics]
     assert scalars(run.folder, "loss") == recorded
@@ -59,9 +59,7 @@ class Broken(Observer):
 
 
 @pytest.mark.slow
-def test_a_logger_that_fails_does_not_lose_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_logger_that_fails_does_not_lose_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(loggers.LOGGERS, "broken", Broken)
     names = ["broken", "tensorboard"]
     run = fedsink.simulate(SMALL, engine="local", log=names, folder=tmp_path / "run")
@@ -74,7 +72,7 @@ def test_a_logger_that_fails_does_not_lose_the_run(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_continues_its_log(tmp_path, monkeypatch):
     """Stopped after a round that no checkpoint holds: its figures do not come twice."""
     endings: list[str] = []
     from fedsink.reporting.loggers import Observers
@@ -99,7 +97,7 @@ def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.medium
-def test_a_failed_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_says_so(tmp_path, monkeypatch):
     endings: list[str] = []
     monkeypatch.setattr(
         "fedsink.reporting.loggers.Observers.end", lambda s, how: endings.append(how)
@@ -115,9 +113,7 @@ def _failing(*arguments: Any, **keywords: Any) -> None:
     raise RuntimeError("no more memory")
 
 
-def test_a_missing_package_is_refused_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_refused_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
         fedsink.simulate(SMALL, engine="local", log="tensorboard", folder=tmp_path / "run")
@@ -125,7 +121,7 @@ def test_a_missing_package_is_refused_before_anything_runs(
 
 
 @pytest.mark.slow
-def test_the_configuration_keeps_its_loggers(tmp_path: Path) -> None:
+def test_the_configuration_keeps_its_loggers(tmp_path):
     run = fedsink.simulate(SMALL, engine="local", log="tensorboard", folder=tmp_path / "run")
     assert run.config["log"] == "tensorboard"
     assert json.loads((run.folder / "metrics.json").read_text())["rounds"] == 12

@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 from fedsink.clients.node import close_nodes
 from fedsink.conf import loading
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.run_settings import RunIdentity, RunSettings
-from fedsink.simulation.simulated_run import configure
+from fedsink.simulation.simulated_run import RunIdentity, RunSettings, configure
 
 from ..support.policies import CENTRAL, DIGITS, limits, policy
 

@@ -11,10 +11,9 @@ import pytest
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, capacity_for
 from fedsink.simulation.engine import EngineSettings
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
+from fedsink.simulation.simulated_run import RunIdentity, configure
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
+from fedsink.strategies.privatize_once import PrivatizeOnceSettings
 from fedsink.values import strictly
 
 from .conftest import Compose, Configure, write_policy

@@ -18,7 +18,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import load as load_generator
 from fedsink.server.folder import RunFolder, note_sums, sha256_of, store_config, stored_config
-from fedsink.simulation import public_start
+from fedsink.simulation import simulated_run
 from fedsink.simulation.simulated_run import resume, start
 
 from .conftest import killed_at, weights
@@ -131,13 +131,13 @@ def test_a_start_of_an_earlier_version_is_compared_as_well(own: Path, tmp_path: 
 def test_a_hundredth_of_the_clients_records_may_be_public_however_many_are() -> None:
     """A large public set is no excuse: what counts is the part of the private records in it."""
     private = composed()["data"]
-    held = sorted(public_start._rows(private))
+    held = sorted(simulated_run._rows(private))
     others = {number.to_bytes(16) for number in range(100 * len(held))}
     allowed = len(held) // 100
-    public_start._refuse_shared(others.union(held[:allowed]), private)
+    simulated_run._refuse_shared(others.union(held[:allowed]), private)
     for many in (others, set()):
         with pytest.raises(ConfigError, match=f"{allowed + 1} of the start's records are records"):
-            public_start._refuse_shared(many.union(held[: allowed + 1]), private)
+            simulated_run._refuse_shared(many.union(held[: allowed + 1]), private)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_keys import one_sentence
 from fedsink.errors import ConfigError
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 
 from .conftest import Compose, Configure
 

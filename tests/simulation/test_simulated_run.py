@@ -22,9 +22,15 @@ from fedsink.pages.model_card import model_card
 from fedsink.privacy import PrivacyPlan, SecretKey
 from fedsink.server.finished import finished_record
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.run_settings import RunIdentity, RunSettings, key_folder
-from fedsink.simulation.simulated_run import kind_of_noise, resume, start
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.simulation.simulated_run import (
+    RunIdentity,
+    RunSettings,
+    key_folder,
+    kind_of_noise,
+    resume,
+    start,
+)
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 
 from .conftest import Compose, Config, Configure, killed_at, weights
 

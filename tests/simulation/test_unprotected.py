@@ -11,7 +11,7 @@ import pytest
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import UnprotectedPlan
 from fedsink.simulation.simulated_run import resume, start
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 
 from .conftest import Compose, Configure, write_policy
 

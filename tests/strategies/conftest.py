@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Error, Message, RecordDict
+from flwr.app.message import make_message
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node_settings import NodeSettings
@@ -15,12 +16,11 @@ from fedsink.models import Generator, build
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.privatize_once import LocalPlan
+from fedsink.simulation.grid import node_of
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
-from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.privatize_once import PrivatizeOnce, PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 from ..support.tiny import CLASSES, RECORDS, SIZE, points, tiny_clients
@@ -46,7 +46,7 @@ def make_generator() -> Callable[[], Generator]:
 
 
 class Wrapped(LocalGrid):
-    """A local grid that remembers its messages and may change the replies."""
+    """A local grid that remembers its messages and may change the replies to training."""
 
     def __init__(self, node: NodeSettings) -> None:
         super().__init__(client_app(node), node.clients)
@@ -59,6 +59,34 @@ class Wrapped(LocalGrid):
         replies = super().execute(messages)
         training = messages and messages[0].metadata.message_type != "query.identity"
         return self.change(replies) if training else replies
+
+    def lose(self, *clients: int) -> None:
+        """From now on replies of these clients do not arrive."""
+        gone = {node_of(client) for client in clients}
+        self.change = lambda replies: [r for r in replies if r.metadata.src_node_id not in gone]
+
+    def fail(self, client: int, code: int) -> None:
+        """From now on a client answers with an error."""
+
+        def change(replies: list[Message]) -> list[Message]:
+            for reply in replies:
+                if reply.metadata.src_node_id == node_of(client):
+                    wrong = make_message(metadata=reply.metadata, error=Error(code, "secret text"))
+                    replies[replies.index(reply)] = wrong
+            return replies
+
+        self.change = change
+
+    def say(self, client: int, content: RecordDict) -> None:
+        """From now on a client answers with something else."""
+
+        def change(replies: list[Message]) -> list[Message]:
+            for reply in replies:
+                if reply.metadata.src_node_id == node_of(client):
+                    reply.content = content
+            return replies
+
+        self.change = change
 
 
 @pytest.fixture

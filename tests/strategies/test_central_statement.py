@@ -32,7 +32,7 @@ _SHARED = NoiseShare("secure_aggregation")
 
 @pytest.mark.medium
 @pytest.mark.parametrize("adjacency", sorted(set(ADJACENCIES) - {"user"}))
-def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency: str) -> None:
+def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency):
     plan = replace(_BATCH, adjacency=adjacency)
     stated = central_statement(plan, 3, "secret")
     assert stated["epsilon"] == plan.epsilon("pld")
@@ -47,7 +47,7 @@ def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency: str) ->
     json.dumps(stated)
 
 
-def test_whoever_starts_a_run_reads_what_is_left_without_amplification() -> None:
+def test_whoever_starts_a_run_reads_what_is_left_without_amplification():
     stated = central_statement(_BATCH, 3, "secret")
     said = notice(stated, LOCAL_NOISE, 3)
     assert said is not None
@@ -59,20 +59,20 @@ def test_whoever_starts_a_run_reads_what_is_left_without_amplification() -> None
     assert "secret" not in said
 
 
-def test_another_accountant_is_named_with_its_library() -> None:
+def test_another_accountant_is_named_with_its_library():
     stated = central_statement(_BATCH, 1, "secret", "rdp-opacus")
     assert stated["epsilon"] == _BATCH.epsilon("rdp-opacus")
     assert stated["accountant_library"] == "Opacus"
 
 
-def test_without_a_capacity_the_unamplified_epsilon_stands_beside_it() -> None:
+def test_without_a_capacity_the_unamplified_epsilon_stands_beside_it():
     stated = central_statement(_BATCH, 1, "reproducible")
     assert stated["capacity"] is None
     assert stated["epsilon_unamplified"] == _BATCH.epsilon_unamplified() > stated["epsilon"]
     assert stated["sample_secrecy"].startswith("Not enforced")
 
 
-def test_with_a_capacity_it_does_not_and_the_overflow_is_stated() -> None:
+def test_with_a_capacity_it_does_not_and_the_overflow_is_stated():
     plan = replace(_BATCH, clip=RecordClip(1.0), capacity=60, nominal_records=300)
     stated = central_statement(plan, 1, "secret")
     assert "epsilon_unamplified" not in stated
@@ -82,7 +82,7 @@ def test_with_a_capacity_it_does_not_and_the_overflow_is_stated() -> None:
 
 
 @pytest.mark.parametrize("kind", ["reproducible", "secret", "secure", "node"])
-def test_every_kind_of_noise_is_explained(kind: str) -> None:
+def test_every_kind_of_noise_is_explained(kind):
     stated = central_statement(_BATCH, 1, kind)
     assert stated["noise"] == kind
     assert stated["noise_meaning"].endswith(".")
@@ -100,7 +100,7 @@ def _stated(clients: int, share: NoiseShare = _SHARED) -> dict[str, Any]:
 
 
 @pytest.mark.medium
-def test_the_runs_epsilon_is_the_curators_and_that_of_a_reply_stands_beside_it() -> None:
+def test_the_runs_epsilon_is_the_curators_and_that_of_a_reply_stands_beside_it():
     stated = _stated(100)
     assert stated["epsilon"] == _RECORD.epsilon()
     alone = replace(_RECORD, noise_multiplier=2.0 * (1 / 10) ** 0.5)
@@ -113,7 +113,7 @@ def test_the_runs_epsilon_is_the_curators_and_that_of_a_reply_stands_beside_it()
 
 
 @pytest.mark.medium
-def test_the_integers_are_stated() -> None:
+def test_the_integers_are_stated():
     stated = _stated(100)
     shared = stated["noise_share"]
     gamma, S = shared["granularity"], _RECORD.sensitivity
@@ -128,7 +128,7 @@ def test_the_integers_are_stated() -> None:
 
 
 @pytest.mark.medium
-def test_colluders_are_priced() -> None:
+def test_colluders_are_priced():
     """One, a tenth, a third and all others of a cohort of 60."""
     found = _stated(600)
     colluders = found["noise_share"]["colluders"]
@@ -150,7 +150,7 @@ def test_colluders_are_priced() -> None:
         (1000, {1: True, 10: True, 34: False}),
     ],
 )
-def test_masks_that_no_longer_hold_count_as_none(clients: int, hidden: dict[int, bool]) -> None:
+def test_masks_that_no_longer_hold_count_as_none(clients, hidden):
     """A third of cohorts of 3 and 4, of 9, of 10 and of 100, of which masks bear a tenth."""
     stated = _stated(clients, NoiseShare("secure_aggregation", masked=True))
     alone = stated["epsilon_without_aggregator"]
@@ -161,7 +161,7 @@ def test_masks_that_no_longer_hold_count_as_none(clients: int, hidden: dict[int,
 
 
 @pytest.mark.medium
-def test_tolerated_shares_count_as_gone_beside_colluders() -> None:
+def test_tolerated_shares_count_as_gone_beside_colluders():
     stated = _stated(100, NoiseShare("secure_aggregation", 4))
     assert stated["epsilon"] == _RECORD.epsilon()
     colluders = stated["noise_share"]["colluders"]
@@ -170,7 +170,7 @@ def test_tolerated_shares_count_as_gone_beside_colluders() -> None:
     assert stated["noise_share"]["tolerate_dropouts"] == 4
 
 
-def test_every_assumption_is_named_and_the_text_promises_no_more() -> None:
+def test_every_assumption_is_named_and_the_text_promises_no_more():
     stated = _stated(100)
     assumed = stated["noise_share"]["assumptions"]
     assert set(assumed) == {"aggregation", "collusion", "dropout", "integers"}
@@ -181,9 +181,7 @@ def test_every_assumption_is_named_and_the_text_promises_no_more() -> None:
 
 
 @pytest.mark.parametrize(("clients", "share"), [(100, LOCAL_NOISE), (10, _SHARED), (3, _SHARED)])
-def test_where_every_client_adds_the_whole_noise_the_statement_is_the_local_one(
-    clients: int, share: NoiseShare
-) -> None:
+def test_where_every_client_adds_the_whole_noise_the_statement_is_the_local_one(clients, share):
     stated = central_statement(_RECORD, clients, "secret", share=share)
     assert stated == central_statement(_RECORD, clients, "secret")
     assert "server included" in stated["protected"]
@@ -191,7 +189,7 @@ def test_where_every_client_adds_the_whole_noise_the_statement_is_the_local_one(
 
 
 @pytest.mark.slow
-def test_one_line_says_what_holds_for_whom() -> None:
+def test_one_line_says_what_holds_for_whom():
     stated = _stated(105)
     alone, epsilon = stated["epsilon_without_aggregator"], stated["epsilon"]
     first = stated["noise_share"]["colluders"][0]
@@ -206,7 +204,7 @@ def test_one_line_says_what_holds_for_whom() -> None:
     assert line.endswith(f": against whoever learns it ε = {bare:.4g}.")
 
 
-def test_one_line_says_where_nothing_is_gained() -> None:
+def test_one_line_says_where_nothing_is_gained():
     stated = central_statement(_RECORD, 10, "secret", share=_SHARED)
     line, local = notice(stated, _SHARED, 10), notice(stated, LOCAL_NOISE, 10)
     assert line is not None
@@ -221,7 +219,7 @@ def test_one_line_says_where_nothing_is_gained() -> None:
     assert "noise.share" not in local
 
 
-def test_the_statement_promises_nothing_and_is_json() -> None:
+def test_the_statement_promises_nothing_and_is_json():
     plan = UnprotectedPlan(0.1, 100, "batch", ClassSchedule(10))
     stated = json.loads(json.dumps(unprotected_statement(plan, 3), allow_nan=False))
     assert (stated["epsilon"], stated["delta"]) == (None, None)
@@ -232,7 +230,7 @@ def test_the_statement_promises_nothing_and_is_json() -> None:
     assert "ε = ∞" in stated["mechanism"]
 
 
-def test_it_has_the_keys_of_a_statement_that_promises_something() -> None:
+def test_it_has_the_keys_of_a_statement_that_promises_something():
     protecting = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
     plan = UnprotectedPlan(0.1, 100, "batch", ClassSchedule(10))
     assert set(unprotected_statement(plan, 3)) == set(central_statement(protecting, 3, "secret"))

@@ -10,12 +10,10 @@ from fedsink_papers.parameter_gradient.strategy import ParameterGradient
 from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
-from fedsink.models import Generator
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
-from fedsink.strategies.gs_wgan.strategy import GSWGAN
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.gs_wgan import GSWGAN
 from fedsink.strategies.methods import STRATEGIES, settings_of, strategy_of
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.privatize_once import PrivatizeOnce
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def config(mode: str = "central", **strategy: Any) -> Configuration:
     return Configuration.read({**composed, "strategy": {**composed["strategy"], **strategy}})
 
 
-def test_every_method_is_found_by_the_name_of_its_settings() -> None:
+def test_every_method_is_found_by_the_name_of_its_settings():
     assert dict(STRATEGIES) == {
         "dp_sinkhorn": DPSinkhorn,
         "gs_wgan": GSWGAN,
@@ -56,23 +54,17 @@ def test_every_method_is_found_by_the_name_of_its_settings() -> None:
     assert all(STRATEGIES[name].Settings.name == name for name in STRATEGIES)
 
 
-def test_settings_lead_back_to_their_strategy(
-    make_central: Callable[..., DPSinkhorn],
-    make_local: Callable[..., PrivatizeOnce],
-    make_generator: Callable[..., Generator],
-) -> None:
+def test_settings_lead_back_to_their_strategy(make_central, make_local, make_generator):
     for made in (make_central(), make_local()):
         assert type(strategy_of(made.settings, make_generator(), b"server")) is type(made)
 
 
-def test_an_unknown_method_is_named_with_those_there_are() -> None:
+def test_an_unknown_method_is_named_with_those_there_are():
     with pytest.raises(ConfigError, match=r"privatize_once\. Did you mean dp_sinkhorn\?"):
         settings_of(config(name="dp_sinkhron"), "run")
 
 
-def test_methods_of_the_other_mode_are_refused_with_those_that_fit(
-    install: Callable[[str], None],
-) -> None:
+def test_methods_of_the_other_mode_are_refused_with_those_that_fit(install):
     install("other")
     fitting = "dp_sinkhorn or gs_wgan or other or parameter_gradient"
     with pytest.raises(
@@ -82,18 +74,14 @@ def test_methods_of_the_other_mode_are_refused_with_those_that_fit(
 
 
 @pytest.mark.slow
-def test_an_added_method_needs_nothing_else(
-    install: Callable[[str], None], make_generator: Callable[..., Generator]
-) -> None:
+def test_an_added_method_needs_nothing_else(install, make_generator):
     install("other")
     settings = settings_of(config(name="other"), "run")
     assert type(settings) is OtherSettings
     assert type(strategy_of(settings, make_generator(), b"server")) is Other
 
 
-def test_a_method_whose_settings_have_another_name_is_refused(
-    install: Callable[[str], None],
-) -> None:
+def test_a_method_whose_settings_have_another_name_is_refused(install):
     install("another")
     message = "strategy.name='another' is installed with settings that are named 'other'"
     with pytest.raises(ConfigError, match=message):

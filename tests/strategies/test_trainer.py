@@ -1,22 +1,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from fedsink.errors import ConfigError, ModelError
-from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.server import checkpoint
 from fedsink.strategies.trainer import OptimizerSettings, Trainer
 
 from ..support.models import weights
 
-Make = Callable[..., Generator]
 LABELS = torch.arange(6) % 3
 
 
@@ -29,8 +24,8 @@ def step(trainer: Trainer, round: int) -> None:
 @pytest.mark.parametrize("name", ["adam", "sgd", "rmsprop"])
 @pytest.mark.parametrize(("ema", "weight_decay"), [(0.0, 0.0), (0.9, 0.1)])
 def test_a_run_goes_on_bit_identically_from_its_state(
-    make_generator: Make, tmp_path: Path, name: str, ema: float, weight_decay: float
-) -> None:
+    make_generator, tmp_path, name, ema, weight_decay
+):
     settings = OptimizerSettings(0.01, warmup=3, ema=ema, weight_decay=weight_decay, name=name)
     through, until = (Trainer(make_generator(), settings, 10) for _ in range(2))
     for round in range(1, 11):
@@ -52,7 +47,7 @@ def test_a_run_goes_on_bit_identically_from_its_state(
     assert not torch.equal(weights(forgetful.generator), weights(through.generator))
 
 
-def test_a_state_may_be_loaded_before_the_first_step(make_generator: Make) -> None:
+def test_a_state_may_be_loaded_before_the_first_step(make_generator):
     settings = OptimizerSettings(0.01)
     fresh, other = (Trainer(make_generator(), settings, 10) for _ in range(2))
     other.load_state(*fresh.state())
@@ -70,8 +65,8 @@ def test_a_state_may_be_loaded_before_the_first_step(make_generator: Make) -> No
     ],
 )
 def test_steps_are_the_optimisers_on_the_backpropagated_gradient(
-    make_generator: Make, name: str, kind: Any, options: dict[str, Any]
-) -> None:
+    make_generator, name, kind, options
+):
     settings = OptimizerSettings(
         0.01, weight_decay=0.5, warmup=0, ema=0.0, schedule="constant", name=name
     )
@@ -87,7 +82,7 @@ def test_steps_are_the_optimisers_on_the_backpropagated_gradient(
     assert torch.allclose(weights(trainer.generator), weights(model), rtol=1e-6, atol=1e-8)
 
 
-def test_gradients_of_a_former_step_are_forgotten(make_generator: Make) -> None:
+def test_gradients_of_a_former_step_are_forgotten(make_generator):
     settings = OptimizerSettings(1e-3, warmup=0, ema=0.0, schedule="constant")
     trainer = Trainer(make_generator(), settings, 10)
     step(trainer, 1)
@@ -112,15 +107,15 @@ def test_gradients_of_a_former_step_are_forgotten(make_generator: Make) -> None:
     ],
 )
 def test_the_learning_rate_warms_up_linearly_and_decays_as_a_cosine(
-    make_generator: Make, schedule: str, round: int, factor: float
-) -> None:
+    make_generator, schedule, round, factor
+):
     settings = OptimizerSettings(0.5, warmup=4, schedule=schedule)
     trainer = Trainer(make_generator(), settings, 8)
     step(trainer, round)
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * factor)
 
 
-def test_without_an_average_the_generator_itself_is_sampled(make_generator: Make) -> None:
+def test_without_an_average_the_generator_itself_is_sampled(make_generator):
     trainer = Trainer(make_generator(), OptimizerSettings(0.01, ema=0.0), 10)
     assert trainer.averaged is trainer.generator
     averaging = Trainer(make_generator(), OptimizerSettings(0.01, ema=0.9), 10)
@@ -140,13 +135,13 @@ def test_without_an_average_the_generator_itself_is_sampled(make_generator: Make
         ({"ema": -0.1}, r"optimizer.ema must be in \[0, 1\)"),
     ],
 )
-def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         OptimizerSettings(**{"lr": 0.1, **changes})
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_a_training_that_diverges_says_so(make_generator: Make, ema: float) -> None:
+def test_a_training_that_diverges_says_so(make_generator, ema):
     trainer = Trainer(make_generator(), OptimizerSettings(1e38, warmup=0, ema=ema), 10)
     step(trainer, 1)
     with pytest.raises(ModelError, match=r"diverged: .* a lower strategy\.optimizer\.lr"):

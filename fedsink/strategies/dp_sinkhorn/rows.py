@@ -33,7 +33,7 @@ class Layout:
         clients: K.
         classes: C.
         schedule: names the class that each client is asked about.
-        mixed: tells that a group mixes classes.
+        mixed: True where a group mixes classes.
         rows_per_class: n, rows of one class in one group.
         debiased: extra rows of a group as a share of the others.
     """
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def by_class(self) -> bool:
-        """Tells whether a round asks each client about one class."""
+        """True where a round asks each client about one class."""
         return self.schedule.classes > 1
 
     @property
@@ -158,14 +158,9 @@ class RoundRows:
         return self.layout.groups_of(self.block(label))
 
     def means(self, sums: Mapping[Labels, Sum], use: int) -> tuple[Tensor, list[int]]:
-        """Returns the clients' mean gradient of each block, and the number of clients in it.
+        """Returns the clients' mean gradients, (P, block_rows, D) float64, and the clients in each.
 
-        Args:
-            sums: of the gradients of the clients that were asked about the same classes.
-            use: place of this round among the uses of its message.
-
-        Returns:
-            (P, block_rows, D) float64, zeros where nobody answered, and P numbers of clients.
+        `use` is the place of this round among the uses of its message. A mean of nobody is zeros.
         """
         # Cohorts that a message of several uses tells apart may agree in this one.
         totals: dict[int, Sum] = {}
@@ -184,10 +179,7 @@ class RoundRows:
     def gradient(self, means: Tensor, counts: Sequence[int], scale: float) -> Tensor:
         """Returns the gradient at every row: the clients' means and the self term, (R, D) float64.
 
-        Args:
-            means: of the clients' gradients of each block, (P, block_rows, D) float64.
-            counts: number of clients that answered about each block.
-            scale: divides the means, which are sums over records with `clip=record`.
+        `scale` divides the means, which are sums over records with `clip=record`.
         """
         groups, n = self.layout.groups, self.layout.group_rows
         shared = means.reshape(groups, n, -1) / scale

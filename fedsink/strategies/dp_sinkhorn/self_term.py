@@ -64,12 +64,7 @@ class SelfTermSettings:
             checks.positive("strategy.tether", self.tether, also="null or ")
 
     def check_clip(self, clip: Clip) -> None:
-        """Refuses a clip that the self term does not go with.
-
-        Raises:
-            ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows, or
-                `clip=batch` with a tether.
-        """
+        """Refuses a clip that the self term does not go with: semi-debiased, it couples rows."""
         if clip.per_record and not self_term_named(self.kind).of_records:
             raise ConfigError(
                 "clip=record takes its potentials from generated history: set "
@@ -103,7 +98,15 @@ class SelfTerm(Loss):
         layout: Layout,
         like: Tensor,
     ) -> SelfTerm:
-        """Returns the self term of a run; `self_term` explains the arguments."""
+        """Returns the self term of a run.
+
+        Args:
+            settings: public options.
+            objective: the transport problem.
+            clip: of the clients.
+            layout: of a round.
+            like: a tensor of the rows' type, device and dimension D, (..., D).
+        """
 
     @property
     def memory(self) -> int:
@@ -146,7 +149,6 @@ class _Remembering(SelfTerm):
         layout: Layout,
         like: Tensor,
     ) -> SelfTerm:
-        """Returns a `HistoryField` for `clip=record`, else a `HistoryTransport`."""
         if clip.per_record:
             return HistoryField(settings, objective, clip, layout, like)
         return HistoryTransport(settings, objective, layout, like)
@@ -211,7 +213,6 @@ class HistoryField(_Remembering):
         self._tether = settings.tether
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        """Returns potentials against the remembered rows, and the field of those rows."""
         past, lam = self.past(kinds), self.objective.lam
         potentials = potential(rows, past, lam, solver=POTENTIAL_SOLVER)
         # All of it is public: no bound has to hold for one point whatever the others are.
@@ -235,7 +236,6 @@ class HistoryTransport(_Remembering):
     """For `clip=batch`: −2 ∂_X Ŵ(X, past X), inside the clip."""
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        """Returns the gradient against the remembered rows, to be clipped with the private one."""
         past, objective = self.past(kinds), self.objective
         x = _with_labels(rows, row_labels, objective, self._layout)
         past = _with_labels(past, row_labels.repeat(1, self.memory), objective, self._layout)
@@ -266,11 +266,9 @@ class SemiDebiased(SelfTerm):
         layout: Layout,
         like: Tensor,
     ) -> SelfTerm:
-        """Returns it for a clip of whole batches."""
         return cls(objective, BatchClip(clip.bound), layout)
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        """Returns the gradient against the shifted rows; that of the extra rows is outside."""
         n, objective = self._layout.group_rows, self.objective
         x = _with_labels(rows, row_labels, objective, self._layout)
         cost, solver = objective.transport
@@ -291,24 +289,9 @@ def _with_labels(points: Tensor, labels: Tensor, objective: Objective, layout: L
 
 
 def self_term(
-    settings: SelfTermSettings,
-    objective: Objective,
-    clip: Clip,
-    layout: Layout,
-    like: Tensor,
+    settings: SelfTermSettings, objective: Objective, clip: Clip, layout: Layout, like: Tensor
 ) -> SelfTerm:
-    """Returns the self term that goes with a clip.
-
-    Args:
-        settings: public options.
-        objective: the transport problem.
-        clip: of the clients.
-        layout: of a round.
-        like: a tensor of the rows' type, device and dimension D, (..., D).
-
-    Raises:
-        ConfigError: see `SelfTermSettings.check_clip`.
-    """
+    """Returns the self term that goes with a clip, for rows of the type of `like`, (…, D)."""
     settings.check_clip(clip)
     return self_term_named(settings.kind).of(settings, objective, clip, layout, like)
 

@@ -17,26 +17,205 @@ records: the steps after it are post-processing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
-from fedsink.errors import ClientError
+from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
-from fedsink.privacy.clips import ClipOfRecords
+from fedsink.privacy import (
+    LOCAL_NOISE,
+    CentralPlan,
+    ClassSchedule,
+    JointSchedule,
+    NoiseShare,
+)
+from fedsink.privacy.clips import CLIPS, ClipOfRecords
 from fedsink.privacy.integer_gaussian import FixedPoint
-from fedsink.protocol.dp_sinkhorn import GradientRequest, checked, packed_requests
+from fedsink.protocol.dp_sinkhorn import (
+    GradientReply,
+    GradientRequest,
+    Objective,
+    checked,
+    pack_replies,
+    packed_requests,
+)
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.strategies.central_strategy import CentralRounds
-from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows, SelfParts
-from fedsink.strategies.dp_sinkhorn.self_term import self_term
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.trainer import Trainer
+from fedsink.protocol.requests import UNNAMED
+from fedsink.strategies.central_statement import OF_IMAGES, SampleOfRecords
+from fedsink.strategies.central_strategy import (
+    CentralRounds,
+    CentralSettings,
+    central_plan,
+    common_settings,
+    signal_to_noise,
+)
+from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, Layout, RoundRows, SelfParts
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings, self_term
+from fedsink.strategies.trainer import OptimizerSettings, Trainer
+from fedsink.transport import check_backend
+from fedsink.values import checks
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+
+@dataclass(frozen=True)
+class DPSinkhornSettings(CentralSettings):
+    """Everything about a DP-Sinkhorn run; all of it is public.
+
+    Attributes (the others are those of every method):
+        plan: sampler, clip, noise, rounds and schedule, with their accounting.
+        objective: the transport problem each client solves against its batch.
+        self_term: the data-independent half of the Sinkhorn divergence.
+        view: coordinates of the gradient, as `View.to_dict()`.
+        rows: n, generated images per class and round.
+        nominal_records: N/K, a public number that scales gradients; never read from data.
+        uses_per_message: U, rounds of the plan that one exchange of messages holds.
+    """
+
+    name: ClassVar[str] = "dp_sinkhorn"
+    title: ClassVar[str] = "DP-Sinkhorn"
+    sample: ClassVar[SampleOfRecords] = OF_IMAGES
+    leaves: ClassVar[str] = "clipped, noised gradients of generated records"
+
+    plan: CentralPlan
+    objective: Objective
+    self_term: SelfTermSettings
+    view: dict[str, Any]
+    rows: int
+    optimizer: OptimizerSettings
+    clients: int
+    nominal_records: float
+    uses_per_message: int = 1
+    accountant: str = "pld"
+    run: str = UNNAMED
+    share: NoiseShare = LOCAL_NOISE
+    quorum: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for count in ("rows", "uses_per_message"):
+            checks.count(f"strategy.{count}", getattr(self, count))
+        view_from_dict(self.view)  # refused here, not in a client
+        if self.plan.clip.per_record and not self.objective.is_quadratic:
+            raise ConfigError(
+                "clip=record works with the squared Euclidean cost; "
+                f"strategy.cost={self.objective.cost} with strategy.m={self.objective.m:g} "
+                "needs clip=batch."
+            )
+        self.self_term.check_clip(self.plan.clip)
+        self.objective.check_plan(self.plan)
+        _ = self.integers  # bits that are too few are refused here
+
+    @classmethod
+    def from_config(cls, config: Configuration, run: str, **more: Any) -> Self:
+        """Reads the settings of DP-Sinkhorn; `more` are fields of a subclass."""
+        chosen = config.strategy
+        classes, label_weight = len(config.classes), chosen["label_weight"]
+        check_backend(chosen["backend"])
+        clip = CLIPS[checks.choice("clip", config.clip, "record", "batch")](chosen["bound"])
+        by_class = (
+            checks.choice("strategy.schedule", chosen["schedule"], "class", "joint") == "class"
+        )
+        schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
+        return cls(
+            plan=central_plan(config, clip, schedule),
+            objective=Objective(
+                lam=chosen["lam"],
+                classes=classes,
+                m=chosen["m"],
+                label_weight=label_weight if classes > 1 else 0.0,
+                solver=chosen["solver"],
+                cost=chosen["cost"],
+                backend=chosen["backend"],
+            ),
+            self_term=SelfTermSettings(
+                chosen["self_term"], chosen["history"], chosen["p"], chosen["tether"]
+            ),
+            nominal_records=config.data.nominal_records / config.clients,
+            uses_per_message=chosen["uses_per_message"],
+            **common_settings(config, run),
+            **more,
+        )
+
+    def reply(self, count: int, weights: int) -> RecordDict:
+        """Returns a gradient at the rows of a block for each use."""
+        zeros = torch.zeros(self.layout.block_rows, view_from_dict(self.view).dimension)
+        return pack_replies([GradientReply(zeros)] * count)
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Refuses a client with more records than the plan's capacity counts on."""
+        most = self.plan.nominal_records
+        if most is not None and max(sizes) > most:
+            raise ConfigError(
+                f"The capacity of a batch counts on at most {most} records at a client "
+                f"(data.nominal_records/clients), and this partition deals {max(sizes)} to one: "
+                "choose capacity=null, another partition, or a larger data.nominal_records."
+            )
+
+    @property
+    def use_size(self) -> int:
+        """d, coordinates of a block's rows."""
+        return self.layout.block_rows * view_from_dict(self.view).dimension
+
+    @property
+    def most_sampled(self) -> int:
+        """Bound on the sample of a client with 2N/K records: mean + 8 standard deviations + 32.
+
+        A client that sampled more would have its total projected, which costs no privacy.
+        """
+        mean = 2.0 * self.plan.rate * self.nominal_records
+        most = min(math.ceil(2.0 * self.nominal_records), math.ceil(mean + 8 * mean**0.5 + 32))
+        return most if self.plan.capacity is None else min(most, self.plan.capacity)
+
+    @cached_property
+    def mean_noise_variance(self) -> float:
+        """The noise variance of a reply, averaged over the clients."""
+        if not self.integers:
+            return self.plan.noise_std**2
+        return sum(self.noise_std(client) ** 2 for client in range(self.clients)) / self.clients
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Sizes and labels of a round's rows, and the clients of each block."""
+        schedule = self.plan.schedule
+        return Layout(
+            clients=self.clients,
+            classes=self.objective.classes,
+            schedule=schedule,
+            mixed=not (schedule.classes > 1 or self.plan.clip.per_record),
+            rows_per_class=self.rows,
+            debiased=self.self_term.debiased,
+        )
+
+    @property
+    def gradient_scale(self) -> float:
+        """Divisor of the clients' mean, which is a sum over records with `clip=record`."""
+        return self.nominal_batch if self.plan.clip.per_record else 1.0
+
+    def signal_to_noise(self, energy: float, answers: Sequence[int]) -> dict[str, float]:
+        """Estimates ‖signal‖/‖noise‖ of the clients' mean gradients, as `signal_to_noise`.
+
+        `energy` is the squared norm of those of all blocks, and `answers` has the number of answers
+        about each block of each round.
+        """
+        means = sum(1 / count for count in answers if count)
+        return signal_to_noise(energy, self.use_size * self.mean_noise_variance * means)
+
+    @property
+    def nominal_batch(self) -> float:
+        """B = q·N/(K·C): records of one class expected in a client's batch."""
+        return self.plan.rate * self.nominal_records / self.objective.classes
 
 
 class DPSinkhorn(CentralRounds):
@@ -53,10 +232,7 @@ class DPSinkhorn(CentralRounds):
     ⌈T/U⌉ steps instead of T, each with about 1/√U of the noise, and the optimiser's warm-up,
     schedule and average count those. Meant for deployments, where a message costs seconds.
 
-    Args:
-        settings: public parameters.
-        generator: trained in place.
-        key: keys the server's latents (not secret).
+    `key` is of the server's latents, and not secret.
     """
 
     Settings = DPSinkhornSettings
@@ -86,7 +262,14 @@ class DPSinkhorn(CentralRounds):
             self.self_term.fill(self._untrained)
 
         # Steps 1 and 2: X, and the self term of the generated points.
-        self._points, self._rounds = self._generate(self._rounds_of(server_round))
+        per_message = self.rounds_per_message
+        first, last = per_message * (server_round - 1) + 1, per_message * server_round
+        if first > self.rounds:
+            raise ClientError(
+                f"The plan has {self.rounds} rounds in {self.messages} messages, and message "
+                f"{server_round} was asked for, which is not accounted for."
+            )
+        self._points, self._rounds = self._generate(range(first, min(last, self.rounds) + 1))
 
         # Step 3, asked for. Clients asked about the same classes are one cohort: they share one
         # content, their replies are added up, and so is the noise in them.
@@ -138,25 +321,12 @@ class DPSinkhorn(CentralRounds):
         )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns weights, moments, average and history."""
         tensors, values = super().state()
         return tensors | self.self_term.state(), values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
         super().load_state(tensors, values)
         self.self_term.load_state(tensors)
-
-    def _rounds_of(self, message: int) -> range:
-        """Returns the plan's rounds that one message asks for."""
-        per_message = self.rounds_per_message
-        rounds = range(per_message * (message - 1) + 1, min(per_message * message, self.rounds) + 1)
-        if not rounds:
-            raise ClientError(
-                f"The plan has {self.rounds} rounds in {self.messages} messages, and message "
-                f"{message} was asked for, which is not accounted for."
-            )
-        return rounds
 
     def _generate(self, rounds: Sequence[int]) -> tuple[Tensor, list[RoundRows]]:
         """Returns X of one message with its graph, and its rows and self parts by round."""

@@ -27,8 +27,7 @@ from fedsink.server.folder import RunFolder
 from fedsink.server.running import server_app
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.ray.ray_grid import RayGrid
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure
+from fedsink.simulation.simulated_run import RunIdentity, configure
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 
 ROUNDS, KILLS, CLIENTS = 40, 10, 6

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsink.errors import ClientError
-from fedsink.simulation.ray.cohorts import Cohorts
+from fedsink.simulation.ray.ray_grid import Cohorts
 
 Call = tuple[int, str, tuple[Any, ...]]
 _ERRORS = (

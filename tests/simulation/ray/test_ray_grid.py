@@ -27,9 +27,8 @@ from fedsink.privacy import SecretKey
 from fedsink.server.running import server_app
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.ray.cluster import INLINE, CohortPlaces
-from fedsink.simulation.ray.cohorts import Actor
-from fedsink.simulation.ray.ray_grid import RayGrid
-from fedsink.simulation.run_settings import RunSettings
+from fedsink.simulation.ray.ray_grid import Actor, RayGrid
+from fedsink.simulation.simulated_run import RunSettings
 from fedsink.simulation.virtual_clients import Hosted, LocalGrid, fedsink_apps
 
 from ..conftest import Configure

@@ -21,8 +21,7 @@ from fedsink.privacy import SecretKey
 from fedsink.server.running import server_app
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.ray.cluster import refuse_unencrypted
-from fedsink.simulation.ray.cohorts import Actor
-from fedsink.simulation.ray.ray_grid import DriverAdmission, RayGrid, cohort_of
+from fedsink.simulation.ray.ray_grid import Actor, DriverAdmission, RayGrid, cohort_of
 from fedsink.simulation.simulated_run import start
 from fedsink.simulation.virtual_clients import fedsink_apps
 

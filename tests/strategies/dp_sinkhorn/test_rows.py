@@ -28,9 +28,7 @@ def rows_of(layout: Layout, round: int, width: int = 2) -> RoundRows:
 
 @EACH
 @pytest.mark.parametrize("round", [1, 2, 6])
-def test_every_client_is_asked_about_rows_of_the_class_that_the_schedule_names(
-    layout: Layout, round: int
-) -> None:
+def test_every_client_is_asked_about_rows_of_the_class_that_the_schedule_names(layout, round):
     rows = rows_of(layout, round)
     blocks = set()
     for client in range(layout.clients):
@@ -45,7 +43,7 @@ def test_every_client_is_asked_about_rows_of_the_class_that_the_schedule_names(
 
 
 @EACH
-def test_sizes_fit(layout: Layout) -> None:
+def test_sizes_fit(layout):
     kinds = layout.group_kinds(1)
     assert len(kinds) == layout.groups
     assert layout.row_labels(kinds).shape[1] == layout.group_rows + layout.extra
@@ -53,13 +51,13 @@ def test_sizes_fit(layout: Layout) -> None:
     assert layout.blocks * layout.block_rows == layout.groups * layout.group_rows
 
 
-def test_extra_rows_of_a_mixed_group_have_the_first_ones_labels() -> None:
+def test_extra_rows_of_a_mixed_group_have_the_first_ones_labels():
     (labels,) = LAYOUTS["mixed"].row_labels(torch.tensor([0]))
     assert labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0]
 
 
 @EACH
-def test_the_gradient_is_each_blocks_mean_over_those_who_were_asked(layout: Layout) -> None:
+def test_the_gradient_is_each_blocks_mean_over_those_who_were_asked(layout):
     rows, n = rows_of(layout, 4), layout.group_rows
     releases = torch.randn(layout.clients, *rows.shape, dtype=torch.float64)
     cohorts: dict[Labels, list[int]] = {}

@@ -1,7 +1,7 @@
 """The losses that Reshetova, Chen, Özgür (2024) compare theirs with.
 
 X = f(G(z)), Y the privatized records, M their mechanism; c and λ are those of Theorem 1
-(`fedsink.strategies.privatize_once.loss`):
+(`fedsink.strategies.losses`):
 
 | loss | minimised over G | what becomes of the noise |
 |---|---|---|
@@ -26,8 +26,8 @@ from torch import Tensor
 from fedsink.data.maps import L1Ball, L2Ball, PixelRange
 from fedsink.errors import ConfigError
 from fedsink.privacy import Stream
-from fedsink.strategies.privatize_once.loss import LocalLoss, LossGradient
-from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
+from fedsink.strategies.losses import LocalLoss, LossGradient
+from fedsink.strategies.privatize_once import PrivatizeOnceSettings
 from fedsink.transport import cost_named
 from fedsink.transport.losses import assignment_gradient
 from fedsink.values import strictly

@@ -10,9 +10,8 @@ import yaml
 from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.privacy import PrivacyPlan, UnprotectedPlan
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.simulation.simulated_run import RunIdentity, configure
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.values import leaves
 from tests.conf.conftest import NAMES, root
 

@@ -11,10 +11,9 @@ import pytest
 from fedsink.clients.node import close_nodes
 from fedsink.conf.acting import compose_config
 from fedsink.data import sources
-from fedsink.simulation.run_settings import RunIdentity
-from fedsink.simulation.simulated_run import configure, start
-from fedsink.strategies.privatize_once.loss import LOSSES
-from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
+from fedsink.simulation.simulated_run import RunIdentity, configure, start
+from fedsink.strategies.losses import LOSSES
+from fedsink.strategies.privatize_once import PrivatizeOnceSettings
 
 
 def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedsink.errors import ConfigError
 from fedsink.simulation.simulated_run import resume, start
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from tests.simulation.conftest import Compose, Configure
 
 SMALL = ("strategy=parameter_gradient", "generator.hidden=[8]", "seed=0", "rounds=3")

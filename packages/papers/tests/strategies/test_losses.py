@@ -20,12 +20,12 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import Stream, local_mechanism
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.server import checkpoint
-from fedsink.strategies.privatize_once.loss import LocalLoss, loss_named
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.losses import LocalLoss, loss_named
+from fedsink.strategies.privatize_once import PrivatizeOnce
 from fedsink.transport import cost_named
 from fedsink.transport.losses import assignment_gradient
-from tests.strategies.privatize_once.test_strategy import play
 from tests.support.models import weights
+from tests.support.playing import play
 
 Local = Callable[..., PrivatizeOnce]
 

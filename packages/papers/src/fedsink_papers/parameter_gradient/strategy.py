@@ -27,8 +27,7 @@ from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.central_strategy import finite, signal_to_noise
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows
 from fedsink.strategies.dp_sinkhorn.self_term import HistoryField, self_term
-from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
 from fedsink.transport.clipped_sums import clipped_pullback
 from fedsink_papers.parameter_gradient.request import (
     ParameterReply,

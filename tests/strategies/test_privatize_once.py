@@ -2,37 +2,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsink.data.partition import Unequal
 from fedsink.errors import ClientError, ConfigError
-from fedsink.models import Generator
-from fedsink.privacy import Stream
+from fedsink.privacy import LaplaceMechanism, Stream
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.server import checkpoint
-from fedsink.strategies.privatize_once.loss import LabelStrata
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.losses import LabelStrata
+from fedsink.strategies.privatize_once import local_plan
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 
-from ...support.models import weights
-
-Local = Callable[..., PrivatizeOnce]
-Grids = Callable[..., Any]
-
-
-def play(strategy: PrivatizeOnce, grid: Any, rounds: int | None = None) -> list[dict[str, Any]]:
-    metrics = []
-    for number in range(strategy.round + 1, (rounds or strategy.rounds) + 1):
-        messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
-        assert messages == []
-        _, record = strategy.aggregate_train(number, [])
-        metrics.append(dict(record or {}))
-    return metrics
+from ..support.models import weights
+from ..support.playing import play
 
 
 def altered(change: Callable[[PrivatizeReply], PrivatizeReply], client: int = 1) -> Any:
@@ -46,7 +34,7 @@ def altered(change: Callable[[PrivatizeReply], PrivatizeReply], client: int = 1)
     return apply
 
 
-def test_records_are_collected_once_in_chunks(make_local: Local, make_grid: Grids) -> None:
+def test_records_are_collected_once_in_chunks(make_local, make_grid):
     """Pitfall 9: a second configure_train asks nothing."""
     strategy, grid = make_local(), make_grid()
     play(strategy, grid, 1)
@@ -59,9 +47,7 @@ def test_records_are_collected_once_in_chunks(make_local: Local, make_grid: Grid
     assert len(grid.asked) == 9
 
 
-def test_fewer_reports_than_a_shuffled_epsilon_is_stated_for_are_refused(
-    make_local: Local, make_grid: Grids
-) -> None:
+def test_fewer_reports_than_a_shuffled_epsilon_is_stated_for_are_refused(make_local, make_grid):
     enough = make_local(shuffling={"epsilon": 0.3, "reports": 61})
     enough.collect(make_grid())
     short = make_local(shuffling={"epsilon": 0.3, "reports": 62})
@@ -72,9 +58,7 @@ def test_fewer_reports_than_a_shuffled_epsilon_is_stated_for_are_refused(
     assert short.epsilon_so_far() == 0.0
 
 
-def test_clients_with_fewer_chunks_are_not_asked_further(
-    make_local: Local, make_grid: Grids
-) -> None:
+def test_clients_with_fewer_chunks_are_not_asked_further(make_local, make_grid):
     strategy, grid = make_local(), make_grid(partition=Unequal(sizes=(43, 17, 1)))
     strategy.collect(grid)
     asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize_once"]
@@ -84,9 +68,7 @@ def test_clients_with_fewer_chunks_are_not_asked_further(
 
 
 @pytest.mark.parametrize("size", [1, 20, 21, 1000])
-def test_the_chunk_size_does_not_change_what_arrives(
-    make_local: Local, make_grid: Grids, size: int
-) -> None:
+def test_the_chunk_size_does_not_change_what_arrives(make_local, make_grid, size):
     ours, other = make_local(), make_local(chunk_size=size)
     ours.collect(make_grid())
     other.collect(make_grid())
@@ -94,7 +76,7 @@ def test_the_chunk_size_does_not_change_what_arrives(
     assert torch.equal(ours.uploads()["labels"], other.uploads()["labels"])
 
 
-def test_the_order_of_replies_does_not_matter(make_local: Local, make_grid: Grids) -> None:
+def test_the_order_of_replies_does_not_matter(make_local, make_grid):
     ends = []
     for order in (lambda r: r, lambda r: r[::-1]):
         strategy, grid = make_local(), make_grid()
@@ -104,9 +86,7 @@ def test_the_order_of_replies_does_not_matter(make_local: Local, make_grid: Grid
     assert torch.equal(ends[0], ends[1])
 
 
-def test_the_prior_is_estimated_from_the_randomized_labels(
-    make_local: Local, make_grid: Grids, local_plan: LocalPlan
-) -> None:
+def test_the_prior_is_estimated_from_the_randomized_labels(make_local, make_grid, local_plan):
     """Pitfall 17: class frequencies are not read from private labels."""
     strategy = make_local(plan=replace(local_plan, label_epsilon=1.0))
     strategy.collect(make_grid())
@@ -117,16 +97,14 @@ def test_the_prior_is_estimated_from_the_randomized_labels(
     assert strategy.label_prior().dtype == torch.float32
 
 
-def test_without_labels_there_is_one_class(
-    make_local: Local, make_grid: Grids, local_plan: LocalPlan
-) -> None:
+def test_without_labels_there_is_one_class(make_local, make_grid, local_plan):
     strategy = make_local(plan=replace(local_plan, label_epsilon=None, classes=1))
     play(strategy, make_grid())
     assert strategy.label_prior().tolist() == [1.0]
     assert not bool(strategy.uploads()["labels"].any())
 
 
-def test_epsilon_is_spent_when_the_records_arrive(make_local: Local, make_grid: Grids) -> None:
+def test_epsilon_is_spent_when_the_records_arrive(make_local, make_grid):
     """Pitfall 6: training costs nothing, the upload costs everything."""
     strategy = make_local()
     assert strategy.epsilon_so_far() == 0.0
@@ -137,8 +115,8 @@ def test_epsilon_is_spent_when_the_records_arrive(make_local: Local, make_grid: 
 
 
 def test_one_step_is_the_matched_transport_gradient_within_every_stratum(
-    make_local: Local, make_grid: Grids, make_generator: Callable[..., Generator]
-) -> None:
+    make_local, make_grid, make_generator
+):
     """Theorem 1 among records of one answer, and no self term."""
     strategy = make_local(finite_batch_factor=0.8)
     play(strategy, make_grid(), 1)
@@ -163,7 +141,7 @@ def test_one_step_is_the_matched_transport_gradient_within_every_stratum(
     assert torch.allclose(weights(strategy.trainer.generator), weights(model), atol=1e-6)
 
 
-def test_a_comparison_trains_on_the_same_uploads(make_local: Local, make_grid: Grids) -> None:
+def test_a_comparison_trains_on_the_same_uploads(make_local, make_grid):
     matched, other = make_local(), make_local(loss="debiased")
     play(matched, make_grid(), 3)
     play(other, make_grid(), 3)
@@ -172,7 +150,7 @@ def test_a_comparison_trains_on_the_same_uploads(make_local: Local, make_grid: G
 
 
 @pytest.mark.medium
-def test_training_recovers_the_classes(make_local: Local, make_grid: Grids) -> None:
+def test_training_recovers_the_classes(make_local, make_grid):
     strategy = make_local(rounds=300, batch=61)
     play(strategy, make_grid())
     labels = torch.arange(3).repeat_interleave(100)
@@ -203,8 +181,8 @@ def test_training_recovers_the_classes(make_local: Local, make_grid: Grids) -> N
     ],
 )
 def test_an_upload_that_the_plan_does_not_allow_names_the_client(
-    make_local: Local, make_grid: Grids, change: Any, message: str
-) -> None:
+    make_local, make_grid, change, message
+):
     strategy, grid = make_local(), make_grid()
     grid.change = altered(change)
     with pytest.raises(
@@ -214,29 +192,22 @@ def test_an_upload_that_the_plan_does_not_allow_names_the_client(
     assert len(strategy.uploads()["values"]) == 0
 
 
-def test_a_malformed_upload_names_the_client(make_local: Local, make_grid: Grids) -> None:
+def test_a_malformed_upload_names_the_client(make_local, make_grid):
     grid = make_grid()
-
-    def change(replies: list[Message]) -> list[Message]:
-        replies[2].content = RecordDict()
-        return replies
-
-    grid.change = change
+    grid.say(2, RecordDict())
     with pytest.raises(ClientError, match="Client 2 uploaded chunk 0 as: Malformed message"):
         make_local().collect(grid)
 
 
-def test_an_upload_that_never_comes_names_the_client(make_local: Local, make_grid: Grids) -> None:
+def test_an_upload_that_never_comes_names_the_client(make_local, make_grid):
     grid = make_grid()
-    grid.change = lambda replies: replies[:2]
+    grid.lose(2)
     message = r"uploading chunk 0, 1 of 3 clients did not answer \(client 2 first\)"
     with pytest.raises(ClientError, match=message):
         make_local().collect(grid)
 
 
-def test_a_client_that_refuses_is_named(
-    make_local: Local, make_grid: Grids, local_plan: LocalPlan
-) -> None:
+def test_a_client_that_refuses_is_named(make_local, make_grid, local_plan):
     """The plan's label list differs from that of the data."""
     strategy = make_local(plan=replace(local_plan, classes=4))
     message = "While uploading chunk 0, client 0 could not use the request or its data"
@@ -244,9 +215,7 @@ def test_a_client_that_refuses_is_named(
         strategy.collect(make_grid())
 
 
-def test_uploads_and_state_go_on_bit_identically(
-    make_local: Local, make_grid: Grids, tmp_path: Path
-) -> None:
+def test_uploads_and_state_go_on_bit_identically(make_local, make_grid, tmp_path):
     through, until, resumed = (make_local() for _ in range(3))
     play(through, make_grid())
     play(until, make_grid(), 3)
@@ -262,7 +231,7 @@ def test_uploads_and_state_go_on_bit_identically(
     assert torch.equal(resumed.label_prior(), through.label_prior())
 
 
-def test_an_unmodified_flower_strategy_start_runs_it(make_local: Local, make_grid: Grids) -> None:
+def test_an_unmodified_flower_strategy_start_runs_it(make_local, make_grid):
     ours, theirs = make_local(), make_local()
     play(ours, make_grid())
     theirs.start(make_grid(), ArrayRecord(), num_rounds=6)
@@ -270,9 +239,7 @@ def test_an_unmodified_flower_strategy_start_runs_it(make_local: Local, make_gri
 
 
 @pytest.mark.parametrize("changes", [{"cost": "squared_l2"}, {"lam": 1.0}])
-def test_a_cost_of_ones_own_needs_the_unmatched_flag(
-    make_local: Local, changes: dict[str, Any]
-) -> None:
+def test_a_cost_of_ones_own_needs_the_unmatched_flag(make_local, changes):
     with pytest.raises(ConfigError, match=r"cost=l1 and λ=0\.3.*set strategy\.unmatched=true"):
         make_local(**changes)
     strategy = make_local(**changes, unmatched=True)
@@ -293,8 +260,163 @@ def test_a_cost_of_ones_own_needs_the_unmatched_flag(
         ({"batch": 1}, r"strategy\.batch must be a whole number of at least 2, not 1"),
     ],
 )
-def test_impossible_settings_are_refused(
-    make_local: Local, changes: dict[str, Any], message: str
-) -> None:
+def test_impossible_settings_are_refused(make_local, changes, message):
     with pytest.raises(ConfigError, match=message):
         make_local(**changes)
+
+
+def test_shuffling_stands_beside_the_local_epsilon_and_never_instead(make_local):
+    settings = make_local().settings
+    plain = settings.statement("secret")
+    assert "shuffling" not in plain
+    entry = {"epsilon": 0.3, "reports": 400_000}
+    shuffled = replace(settings, shuffling=entry).statement("secret")
+    assert shuffled == {**plain, "shuffling": entry}
+    assert shuffled["epsilon"] == settings.plan.total_epsilon == 44.0
+
+
+def test_epsilon_behind_a_shuffler_is_for_no_more_reports_than_there_are(make_local):
+    entry = {"epsilon": 0.3, "reports": 61}
+    settings = replace(make_local().settings, shuffling=entry)
+    settings.check_sizes([20, 20, 21])
+    with pytest.raises(ConfigError, match=r"61 shuffled reports.* there are 60: set data\.nominal"):
+        settings.check_sizes([20, 20, 20])
+    with pytest.raises(ConfigError, match=r"all clients, and strategy\.quorum=0\.5 lets some"):
+        replace(settings, quorum=0.5)
+    # Where no ε is stated, nothing can be overstated.
+    replace(settings, shuffling={**entry, "epsilon": None}, quorum=0.5).check_sizes([1, 1, 1])
+
+
+_RECIPE: dict[str, Any] = {
+    "eps": 35.0,
+    "map": {"name": "dct_direction", "norm": "l1"},
+    "by_eps": {
+        "eps": [10, 20, 35],
+        "label_eps": [3, 4, 5],
+        "block": [4, 5, 7],
+        "finite_batch_factor": [1.0, 0.9, 0.8],
+    },
+}
+_LAPLACE = {"name": "dct_direction", "norm": "l1"}
+_GAUSSIAN = {"name": "non_negative_direction", "pool": 1}
+
+
+def _plan(
+    name: str = "laplace",
+    *,
+    eps: float | None = None,
+    sigma: float | None = None,
+    label_eps: float | None = None,
+    block: int | None = None,
+    classes: int = 10,
+    delta: float | None = None,
+) -> tuple[LocalPlan, float]:
+    options = dict(_LAPLACE if name == "laplace" else _GAUSSIAN)
+    stated = {} if block is None else {"block": block}
+    return local_plan(
+        {**_RECIPE, "map": options},
+        mechanism={"name": name, "label_eps": label_eps},
+        chosen_map={**options, **stated},
+        shape=(1, 8, 8),
+        classes=classes,
+        eps=eps,
+        sigma=sigma,
+        delta=(0.0 if name == "laplace" else 1e-4) if delta is None else delta,
+    )
+
+
+@pytest.mark.parametrize(
+    ("eps", "label", "block", "factor"),
+    [
+        (35, 5, 7, 0.8),
+        (20, 4, 5, 0.9),
+        (10, 3, 4, 1.0),
+        (15, 3.5, 4, 0.95),  # halfway; the block is rounded down
+        (27.5, 4.5, 6, 0.85),
+        (100, 5, 7, 0.8),  # outside, the last row stays
+        (8, 3, 4, 1.0),
+        (4, 2, 4, 1.0),  # the label gets at most half
+    ],
+)
+def test_between_the_rows_of_the_table_values_are_interpolated(eps, label, block, factor):
+    plan, found = _plan(eps=eps)
+    assert plan.label_epsilon == pytest.approx(label)
+    assert plan.map.to_dict()["block"] == block
+    assert found == pytest.approx(factor)
+
+
+@given(st.floats(0.1, 200.0), st.sampled_from(["laplace", "gaussian"]))
+def test_image_and_label_add_up_to_the_total(eps, name):
+    plan, _ = _plan(name, eps=eps)
+    assert plan.total_epsilon == pytest.approx(eps)
+    assert plan.label_epsilon is not None
+    assert plan.epsilon > 0
+    assert plan.label_epsilon > 0
+
+
+def test_no_eps_is_the_recipes_eps():
+    assert _plan()[0].total_epsilon == pytest.approx(35)
+
+
+def test_without_labels_the_image_gets_everything():
+    plan, _ = _plan(eps=35, classes=1, label_eps=5)
+    assert plan.label_epsilon is None
+    assert plan.image_mechanism.epsilon == pytest.approx(35)
+
+
+def test_what_is_stated_wins_over_the_table():
+    plan, _ = _plan(eps=35, label_eps=2, block=3)
+    assert (plan.label_epsilon, plan.epsilon) == (2, 33)
+    assert plan.map.to_dict()["block"] == 3
+
+
+@pytest.mark.parametrize("name", ["laplace", "gaussian"])
+def test_sigma_is_the_scale_of_the_noise_and_epsilon_follows(name):
+    plan, _ = _plan(name, sigma=0.2)
+    assert plan.image_mechanism.scale == pytest.approx(0.2, rel=1e-6)
+    if name == "laplace":
+        assert isinstance(plan.image_mechanism, LaplaceMechanism)
+        assert plan.epsilon == pytest.approx(2 / 0.2, rel=1e-5)
+
+
+def test_delta_belongs_to_the_gaussian_mechanism_alone():
+    assert _plan("laplace", eps=20)[0].delta == 0.0
+    assert _plan("gaussian", eps=20)[0].delta == 1e-4
+    with pytest.raises(ConfigError, match=r"laplace gives pure ε and has no δ, but delta=1e-05"):
+        _plan("laplace", eps=20, delta=1e-5)
+
+
+def test_a_map_that_is_not_the_recipes_keeps_its_own_resolution():
+    plan, _ = local_plan(
+        _RECIPE,
+        mechanism={"name": "laplace", "label_eps": None},
+        chosen_map={"name": "l1_ball", "radius": 20.0},
+        shape=(1, 8, 8),
+        classes=10,
+        eps=35,
+        sigma=None,
+        delta=0.0,
+    )
+    assert plan.map.dimension == 64
+    assert plan.map.sensitivity == pytest.approx(40, rel=1e-5)  # the diameter, not the radius
+
+
+def test_sigma_and_eps_may_agree_but_not_contradict():
+    plan, _ = _plan(sigma=0.1, eps=24.3)
+    assert plan.total_epsilon == pytest.approx(24.3, rel=0.01)
+    for stated in (21, 40):  # too small, and not the price of the two
+        with pytest.raises(
+            ConfigError, match=rf"sigma=0\.1 costs ε = 20 .* not eps={stated} in all"
+        ):
+            _plan(sigma=0.1, eps=stated)
+
+
+@pytest.mark.parametrize("eps", [0, -1, float("nan"), "10", True])
+def test_a_total_that_is_not_a_positive_number_is_refused(eps):
+    with pytest.raises(ConfigError, match="eps must be a positive number"):
+        _plan(eps=eps)
+
+
+def test_a_label_that_takes_everything_is_refused():
+    with pytest.raises(ConfigError, match=r"label_eps=20 leaves nothing of eps=20"):
+        _plan(eps=20, label_eps=20)

@@ -1,18 +1,41 @@
-"""Public settings of a GS-WGAN run, and the ε that its paper claims."""
+"""The server's lines of GS-WGAN (Chen, Orekondy, Fritz 2020, Algorithms 1 and 2).
+
+Algorithm 2 is the federated one: every client keeps a critic of its records. Algorithm 1 is a
+curator with many critics; here it is one client that holds them all. In the paper's order:
+
+| step | | computed by |
+|---|---|---|
+| 1 | draw latents z and labels, generate X = G_θ(z, labels) and fakes for the critics | `_rows` |
+| 2 | each critic: n_dis steps of WGAN-GP on its records and the fakes | a client |
+| 3 | each critic: ∂D/∂X, clipped to C; add noise of std 2Cσ to the sum over critics | a client |
+| 4 | mean over the critics that were asked, and its sign for the generator | `aggregate_train` |
+| 5 | backpropagate the gradient at X into θ, one step of the optimiser | `Trainer.step` |
+
+Two departures from the paper keep the guarantee exact. A reply is clipped as a whole, not row by
+row: all rows of a reply come from one critic, so that one record changes all of them at once
+(`strategy.published` clips as published). And a client replies once, after its n_dis steps, where
+Algorithm 2 as printed replies after each of them and accounts for one.
+
+The client's half is `fedsink/clients/gs_wgan.py`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from scipy.special import gammaln, logsumexp
+from torch import Tensor
 
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
-from fedsink.errors import ConfigError, PrivacyError
+from fedsink.errors import ClientError, ConfigError, PrivacyError
+from fedsink.models import Generator
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import (
     LOCAL_NOISE,
@@ -23,17 +46,25 @@ from fedsink.privacy import (
     PickSchedule,
     PrivacyPlan,
     RowClip,
+    Stream,
     TurnSchedule,
 )
 from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.dp_sinkhorn import GradientReply
-from fedsink.protocol.gs_wgan import Critics
+from fedsink.protocol.exchange import Broadcast, Content, Exchange
+from fedsink.protocol.gs_wgan import CriticRequest, Critics
 from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.central_statement import SampleOfRecords
-from fedsink.strategies.central_strategy import CentralSettings, central_plan, common_settings
-from fedsink.strategies.trainer import OptimizerSettings
+from fedsink.strategies.central_strategy import (
+    CentralRounds,
+    CentralSettings,
+    central_plan,
+    common_settings,
+    signal_to_noise,
+)
+from fedsink.strategies.trainer import OptimizerSettings, Trainer
 from fedsink.values import checks, privacy_checks, strictly
 
 if TYPE_CHECKING:
@@ -81,19 +112,12 @@ class SampleOfCritics(SampleOfRecords):
 class GSWGANSettings(CentralSettings):
     """Everything about a GS-WGAN run; all of it is public.
 
-    Attributes:
-        plan: clip of the critics, noise, rounds and turns, with their accounting; without clip and
-            noise an `UnprotectedPlan`.
+    Attributes (the others are those of every method):
+        plan: clip of the critics, noise, rounds and turns, with their accounting.
         critics: architecture and training of a client's critics.
         view: coordinates of the gradient, as `View.to_dict()`.
         rows: n, generated images of a round whose gradient is asked for.
         fakes: f, further generated images for the critics to train against.
-        optimizer: the generator's optimiser.
-        clients: K.
-        accountant: of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
-        run: public name of the run, stated in every request.
-        share: how much of the plan's noise a reply holds.
-        quorum: number of the clients asked that must answer, as in `Quorum`.
     """
 
     name: ClassVar[str] = "gs_wgan"
@@ -132,11 +156,6 @@ class GSWGANSettings(CentralSettings):
 
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:
-        """Reads the settings of GS-WGAN.
-
-        Raises:
-            FedsinkError: a value is unknown, out of range, or belongs to another method or mode.
-        """
         chosen = config.strategy
         for key, clip in (
             ("strategy.default_clip", chosen["default_clip"]),
@@ -159,7 +178,6 @@ class GSWGANSettings(CentralSettings):
         )
 
     def reply(self, count: int, weights: int) -> RecordDict:
-        """Returns a gradient at all rows, for the only use that a message asks for."""
         zeros = torch.zeros(self.rows, view_from_dict(self.view).dimension)
         return GradientReply(zeros).to_record()
 
@@ -169,7 +187,6 @@ class GSWGANSettings(CentralSettings):
         return self.rows * view_from_dict(self.view).dimension
 
     def statement(self, noise: str) -> dict[str, Any]:
-        """Returns the content of privacy.json, with all adjacencies that cost the same ε."""
         stated = super().statement(noise)
         if not self.plan.protected:
             return stated
@@ -185,55 +202,11 @@ class GSWGANSettings(CentralSettings):
         )
 
 
-_CLAIM = "the paper's claim (Theorem A.1), not proved"
 _Mechanism = tuple[ClipOfCritics, Schedule, float | None]
 
 
-def of_critics(plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
-    """Returns the entries of privacy.json for only this method: M, and adjacencies of the same ε.
-
-    Raises:
-        PrivacyError: the plan is for something else than critics.
-    """
-    if not isinstance(plan.clip, ClipOfCritics):
-        raise PrivacyError("critics need a clip of critics")
-    epsilon = plan.epsilon(accountant)
-    also = {
-        name: describe(name)
-        for name in ADJACENCIES
-        if replace(plan, adjacency=name).epsilon(accountant) == epsilon
-    }
-    asked = "Poisson-subsampled " if plan.rate < 1.0 else ""
-    mechanism = f"{asked}{GSWGANSettings.sample.mechanism}"
-    return {"critics": plan.clip.critics, "adjacencies": also, "mechanism": mechanism}
-
-
-def published_claim(plan: PrivacyPlan) -> dict[str, Any]:
-    """Returns the entries of privacy.json for only the published form; {} for any other plan."""
-    clip, schedule = plan.clip, plan.schedule
-    if not isinstance(clip, RowClip) or not isinstance(schedule, PickSchedule):
-        return {}
-    sigma = plan.noise_std / (2.0 * clip.bound)
-    claimed = gs_wgan_epsilon(
-        sigma, uses=plan.rounds * clip.rows, critics=schedule.clients, delta=plan.delta
-    )
-    return {
-        "mechanism": (
-            "Gaussian on one critic's gradient at the generated images, each row of which is "
-            "clipped by itself"
-        ),
-        "row_sigma": sigma,
-        "pick_seed": schedule.seed,
-        "epsilon_published": claimed,
-        "epsilon_published_meaning": _CLAIM,
-    }
-
-
 def _all_critics(config: Configuration) -> _Mechanism:
-    """Clips each critic's gradient as a whole, and asks all clients or those whose turn it is.
-
-    A client that answers trains all of its critics, whatever the rate at which they are asked.
-    """
+    """Clips each critic's gradient as a whole, and asks all clients or those whose turn it is."""
     chosen = config.strategy
     if chosen["row_sigma"] is not None:
         raise ConfigError(
@@ -277,6 +250,165 @@ def _published(config: Configuration) -> _Mechanism:
     return clip, PickSchedule(config.clients, config.seed or 0), sigma
 
 
+class GSWGAN(CentralRounds):
+    """Generates X, collects the sums of the clients' critics' gradients at X, steps the generator.
+
+    In every round each client that is asked trains all of its M critics on fresh generated rows,
+    and answers with Σ_m clip(∂D_m/∂X, C) and noise. The sum is over the critics that are asked,
+    each with the plan's rate, which is 1 unless it is stated. The generator ascends their mean.
+
+    `key` is of latents and of the critics' initial weights, and not secret.
+    """
+
+    Settings = GSWGANSettings
+    settings: GSWGANSettings
+
+    def __init__(self, settings: GSWGANSettings, generator: Generator, key: bytes) -> None:
+        trainer = Trainer(generator, settings.optimizer, settings.plan.rounds)
+        super().__init__(settings, trainer, key)
+        self.view = view_from_dict(settings.view)
+        # One public state for all critics: a client that lost theirs begins again from it.
+        seed = int(Stream(key, "critics").uniform(1).item() * 2**52)
+        self.critics = replace(settings.critics, seed=seed)
+        self._points: Tensor | None = None  # X, with its graph
+        self._broadcasts: dict[int, Broadcast] = {}  # by the number of the round
+        self._turn: list[int] = []  # clients that the round is for
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Generates this round's rows and asks the clients whose turn it is about them."""
+        if server_round > self.rounds:
+            raise ClientError(
+                f"The plan has {self.rounds} rounds, and round {server_round} was asked for, "
+                "which is not accounted for."
+            )
+        settings = self.settings
+        schedule = settings.plan.schedule
+        self._turn = [k for k in range(self.clients) if schedule.answers(k, server_round)]
+        found = self.discover(grid)
+        nodes = {client: found[client] for client in self._turn if client in found}
+        needed = self.quorum.of(len(self._turn))
+        if len(nodes) < needed:
+            raise ClientError(
+                f"Round {server_round} is the turn of {len(self._turn)} clients, and {len(nodes)} "
+                "of them are connected: start the others, and continue with resume=."
+            )
+        first = next(iter(nodes))
+        share, fixed_point = noise = settings.noise_of(first)
+
+        # Step 1. The labels are public: a client takes fakes of its records' labels by itself.
+        self._points, row_labels = self._rows("train", server_round, settings.rows)
+        with torch.no_grad():
+            fakes, fake_labels = self._rows("fakes", server_round, settings.fakes)
+
+        # Steps 2 and 3, asked for.
+        request = CriticRequest(
+            round=server_round,
+            plan=settings.plan,
+            critics=self.critics,
+            view=settings.view,
+            rows=self._points.detach().cpu(),
+            row_labels=row_labels,
+            fakes=fakes.cpu(),
+            fake_labels=fake_labels,
+            run=settings.run,
+            share=share,
+            fixed_point=fixed_point,
+        )
+        request.check()
+        content = Content(lambda: [request], request.to_record)
+        shape = (1, *request.rows.shape)
+        cohort = settings.cohort(first)
+        broadcast = Broadcast(content, nodes, shape, *noise, cohort, server_round)
+        self._broadcasts = {server_round: broadcast}
+        following = self.announced(server_round + 1)
+        return Exchange("train.gs_wgan", str(server_round), [broadcast], needed, following)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Averages the replies over the critics that were asked, and takes one optimiser step."""
+        if self._points is None or server_round not in self._broadcasts:
+            raise ClientError(f"Replies for round {server_round} came before its request.")
+        task = f"asking critics in round {server_round}"
+        answered = self._sums(self._broadcasts, replies, task, self._turn)[server_round]
+
+        # Step 4. The number of critics is public, so the mean is too. Critics score records high:
+        # the generator ascends, and the optimiser descends.
+        asked_per_client = self.settings.plan.rate * self.critics.training.critics
+        critics = answered.clients * asked_per_client
+        gradient = -answered.total[0] / critics
+
+        # Step 5: down into the weights.
+        self.trainer.step(self._points, gradient, server_round)
+        self.round = server_round
+
+        first = next(iter(self._broadcasts[server_round].nodes))
+        noise = answered.clients * self.settings.noise_std(first) ** 2 * answered.total.numel()
+        return None, MetricRecord(
+            {
+                "loss": float(gradient.norm()),
+                **signal_to_noise(float(answered.total.square().sum()), noise),
+                **self._mean_noise(answered.clients),
+            }
+        )
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The clients whose turn it is."""
+        return self._turn
+
+    def _rows(self, purpose: str, round: int, count: int) -> tuple[Tensor, Tensor]:
+        """Returns generated rows (count, D) with their graph, and their labels.
+
+        The labels are public, never those of records, and balanced over the rounds.
+        """
+        generator = self.trainer.generator
+        labels = torch.arange((round - 1) * count, round * count) % generator.classes
+        z = generator.latent(count, self.latent_stream(purpose, round))
+        return self.view(generator(z, labels)), labels
+
+
+def of_critics(plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
+    """Returns the entries of privacy.json for this method alone: M, and adjacencies of one ε."""
+    if not isinstance(plan.clip, ClipOfCritics):
+        raise PrivacyError("critics need a clip of critics")
+    epsilon = plan.epsilon(accountant)
+    also = {
+        name: describe(name)
+        for name in ADJACENCIES
+        if replace(plan, adjacency=name).epsilon(accountant) == epsilon
+    }
+    asked = "Poisson-subsampled " if plan.rate < 1.0 else ""
+    mechanism = f"{asked}{GSWGANSettings.sample.mechanism}"
+    return {"critics": plan.clip.critics, "adjacencies": also, "mechanism": mechanism}
+
+
+_CLAIM = "the paper's claim (Theorem A.1), not proved"
+
+
+def published_claim(plan: PrivacyPlan) -> dict[str, Any]:
+    """Returns the entries of privacy.json for only the published form; {} for any other plan."""
+    clip, schedule = plan.clip, plan.schedule
+    if not isinstance(clip, RowClip) or not isinstance(schedule, PickSchedule):
+        return {}
+    sigma = plan.noise_std / (2.0 * clip.bound)
+    claimed = gs_wgan_epsilon(
+        sigma, uses=plan.rounds * clip.rows, critics=schedule.clients, delta=plan.delta
+    )
+    return {
+        "mechanism": (
+            "Gaussian on one critic's gradient at the generated images, each row of which is "
+            "clipped by itself"
+        ),
+        "row_sigma": sigma,
+        "pick_seed": schedule.seed,
+        "epsilon_published": claimed,
+        "epsilon_published_meaning": _CLAIM,
+    }
+
+
 _ORDERS = range(2, 257)
 
 
@@ -291,16 +423,8 @@ def gs_wgan_epsilon(sigma: float, *, uses: int, critics: int, delta: float) -> f
     Kasiviswanathan 2019, Theorem 9), composed, with Mironov's conversion (2017, Prop. 3).
 
     It is a claim and no guarantee of that algorithm: all rows of a round ask the same critic, so
-    that they are selected together, and one record changes all of them.
-
-    Args:
-        sigma: Noise std over twice the clip of a row.
-        uses: T·B, number of rows over the whole run.
-        critics: number of critics of which one is asked at a time, ≥ 1.
-        delta: δ in (0, 1).
-
-    Raises:
-        PrivacyError: If a value is out of range.
+    that they are selected together, and one record changes all of them. `sigma` is the noise's std
+    over twice the clip of a row, `uses` are T·B, the rows of the whole run.
     """
     variance = privacy_checks.positive("sigma", sigma) ** 2
     uses, rate = privacy_checks.count("uses", uses), 1.0 / privacy_checks.count("critics", critics)

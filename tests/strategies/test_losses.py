@@ -14,8 +14,8 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import RandomizedResponse, Stream
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.strategies.dp_sinkhorn.self_term import SemiDebiased
-from fedsink.strategies.privatize_once.loss import LOSSES, LabelStrata, LocalLoss, loss_named
-from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.losses import LOSSES, LabelStrata, LocalLoss, loss_named
+from fedsink.strategies.privatize_once import PrivatizeOnce
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 
 Local = Callable[..., PrivatizeOnce]
@@ -37,7 +37,7 @@ def batch(n: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
     return points, torch.randn(2, n, 16, generator=random) / 2
 
 
-def test_the_matched_loss_is_the_mean_of_the_strata(make_local: Local) -> None:
+def test_the_matched_loss_is_the_mean_of_the_strata(make_local):
     """Each stratum has the cost and λ of Theorem 1, and only its own records."""
     plan = replace(GAUSSIAN, epsilon=5.0)
     points, targets = batch()
@@ -52,7 +52,7 @@ def test_the_matched_loss_is_the_mean_of_the_strata(make_local: Local) -> None:
     assert found.iterations > 0
 
 
-def test_the_debiased_gradient_is_the_sinkhorn_divergences(make_local: Local) -> None:
+def test_the_debiased_gradient_is_the_sinkhorn_divergences(make_local):
     """Checks finite differences of W(X, Y) − ½W(X, X), in which X moves on both sides."""
     points, targets = batch()
     step = torch.randn(points.shape, generator=torch.Generator().manual_seed(3)) * 1e-2
@@ -62,7 +62,7 @@ def test_the_debiased_gradient_is_the_sinkhorn_divergences(make_local: Local) ->
     assert (ahead - behind) / 2 == pytest.approx(expected, rel=0.02)
 
 
-def test_the_debiased_loss_is_least_where_the_points_are_the_targets(make_local: Local) -> None:
+def test_the_debiased_loss_is_least_where_the_points_are_the_targets(make_local):
     """Minimum at the distribution of Y; the matched loss still pulls there."""
     _, targets = batch()
     plan = replace(GAUSSIAN, epsilon=3.0)
@@ -74,7 +74,7 @@ def test_the_debiased_loss_is_least_where_the_points_are_the_targets(make_local:
 
 
 @pytest.mark.parametrize("name", LOSSES.own)
-def test_only_the_matched_loss_is_reported_as_theorem_1(make_local: Local, name: str) -> None:
+def test_only_the_matched_loss_is_reported_as_theorem_1(make_local, name):
     settings = make_local(plan=replace(GAUSSIAN, classes=1), loss=name).settings
     assert settings.matched == (name == "matched")
     assert settings.effective_lam == pytest.approx(GAUSSIAN.matched_cost.lam)
@@ -99,12 +99,7 @@ def test_only_the_matched_loss_is_reported_as_theorem_1(make_local: Local, name:
         ),
     ],
 )
-def test_impossible_losses_are_refused(
-    make_local: Local,
-    changes: dict[str, Any],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_impossible_losses_are_refused(make_local, changes, message, monkeypatch):
     monkeypatch.setitem(LOSSES, "foreign", SemiDebiased)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         make_local(**changes)
@@ -115,7 +110,7 @@ def randomized(prior: torch.Tensor, n: int, epsilon: float) -> tuple[torch.Tenso
     return labels, RandomizedResponse(3, epsilon).privatize(labels, Stream(b"answers"))
 
 
-def test_a_stratum_has_records_of_one_answer_and_all_of_them_in_time() -> None:
+def test_a_stratum_has_records_of_one_answer_and_all_of_them_in_time():
     prior = torch.ones(3) / 3
     _, answers = randomized(prior, 60, 1.0)
     strata = LabelStrata(answers, prior, RandomizedResponse(3, 1.0))
@@ -129,7 +124,7 @@ def test_a_stratum_has_records_of_one_answer_and_all_of_them_in_time() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
-def test_labels_follow_their_law_given_the_answer(epsilon: float) -> None:
+def test_labels_follow_their_law_given_the_answer(epsilon):
     """P(l | ỹ) by counting, from unbalanced labels that really went through the channel."""
     prior = torch.tensor([0.6, 0.3, 0.1])
     labels, answers = randomized(prior, 200_000, epsilon)
@@ -143,7 +138,7 @@ def test_labels_follow_their_law_given_the_answer(epsilon: float) -> None:
 
 
 @pytest.mark.medium
-def test_a_batch_has_the_classes_in_the_proportions_of_the_prior() -> None:
+def test_a_batch_has_the_classes_in_the_proportions_of_the_prior():
     prior = torch.tensor([0.6, 0.3, 0.1])
     _, answers = randomized(prior, 20_000, 2.0)
     strata = LabelStrata(answers, prior, RandomizedResponse(3, 2.0))
@@ -154,7 +149,7 @@ def test_a_batch_has_the_classes_in_the_proportions_of_the_prior() -> None:
     assert torch.allclose(found, torch.bincount(answers) / len(answers), atol=0.02)
 
 
-def test_an_answer_that_nobody_gave_is_no_stratum() -> None:
+def test_an_answer_that_nobody_gave_is_no_stratum():
     prior = torch.tensor([0.5, 0.5, 0.0])
     answers = torch.tensor([0, 1, 0, 1, 0])
     strata = LabelStrata(answers, prior, RandomizedResponse(3, 2.0))
@@ -164,7 +159,7 @@ def test_an_answer_that_nobody_gave_is_no_stratum() -> None:
         assert int(labels.max()) < 2
 
 
-def test_without_labels_there_is_one_stratum() -> None:
+def test_without_labels_there_is_one_stratum():
     strata = LabelStrata(torch.zeros(7, dtype=torch.int64), torch.ones(1), None)
     records, labels = strata.draw(100, Stream(b"s"))
     assert records.shape == (1, 100)

@@ -1,1 +1,0 @@
-"""An entropic Sinkhorn GAN on records that each client privatized once."""
