@@ -33,8 +33,9 @@ class Reading:
         users: the number of each record's user (N,) int64; None where the source tells no users
             apart.
         slots: the number of each record's name (N,) int64, which stays when other records come or
-            go; None where records have no names, but only lines. Numbers of users and of names
-            are those of `fedsink.data.labelled.number_of`.
+            go; None where records have no names, but only lines. GS-WGAN deals records to critics
+            by it, other methods ignore it. Numbers of users and of names are those of
+            `fedsink.data.labelled.number_of`.
         notes: sentences on what was passed over and what reading changed in the records, for
             whoever holds them and for nobody else: they stand on the terminal of a simulation, and
             on that of a node.

@@ -31,6 +31,8 @@ def check_sizes(shape: Sequence[int], classes: int) -> None:
 class DataSpec:
     """Public facts about the data: they enter budgets and scalings, records never do.
 
+    It is read strictly: a source has no options beside these.
+
     Attributes:
         name: the source, one of `fedsink.data.sources.SOURCES`.
         shape: shape of one record, (channels, height, width) or (dimension,) for points.

@@ -265,7 +265,7 @@ class StatedCharge:
 
     adjacency: str  # of the account
     plan: Mapping[str, Any]  # complete; of a share of noise also how it is shared
-    epsilon: float | None  # None: the account counts Rényi costs, which add up to no ε of a run
+    epsilon: float | None  # None: the account has no ceiling
     delta: float
     rounds: int  # number of rounds that were answered
 

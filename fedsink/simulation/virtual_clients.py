@@ -160,7 +160,7 @@ def _not_finite(answers: Answers) -> dict[int, int]:
 
 
 class LocalGrid(SimulationGrid):
-    """The grid of `engine=local`: runs the `ClientApp` in process, one client after the other.
+    """The grid of `engine=local`: virtual clients in this process.
 
     Clients of one class share the content object of their messages and must not change it.
     `batched` answers for all of them at once where a strategy needs only sums.

@@ -59,8 +59,11 @@ def test_both_forms_of_a_file_give_the_same_generator(
 ) -> None:
     write_hdf5(tmp_path / "h5" / "fed_emnist_train.h5", some(WORDS))
     runs = [
-        start(composed("data=femnist", f"data.root={where}", *SMALL), tmp_path / where.name / "run")
-        for where in (root, tmp_path / "h5")
+        start(
+            composed("data=femnist", f"data.name={name}", f"data.root={where}", *SMALL),
+            tmp_path / name,
+        )
+        for name, where in (("femnist", root), ("femnist_tff", tmp_path / "h5"))
     ]
     assert weights(runs[0]) == weights(runs[1])
 

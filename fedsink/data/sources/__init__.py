@@ -1,7 +1,14 @@
 """Reading records. Only code that runs beside the private data imports this package.
 
 A module here with a function `read` is a source, by the module's name; together with
-`conf/data/NAME.yaml` it is a dataset. `load` is the entry point:
+`conf/data/NAME.yaml` it is a dataset. A package adds both by entry points:
+
+    [project.entry-points."fedsink.data_sources"]
+    scans = "my_package.scans:read"
+    [project.entry-points."fedsink.conf"]
+    my_package = "my_package.conf"  # which holds data/scans.yaml
+
+`load` reads:
 
 >>> from fedsink.data.spec import DataSpec
 >>> load(DataSpec("half_circle", (2,), ("arc",), nominal_records=100)).values.shape
@@ -26,8 +33,12 @@ from fedsink.registry import Registry
 Split = Literal["train", "test"]
 
 Reader = Callable[[DataSpec, Split], Reading | tuple[Tensor | None, ...]]
-"""Reads one split. Readers of installed packages may return a tuple of two to four tensors
-instead of a `Reading`: values, labels, users (or None) and slots."""
+"""Reads one split from `spec.root`, in which it writes nothing.
+
+It raises ConfigError for what the description says and DataError for what the files hold; any other
+error counts as a defect. `inventory.Inventory` finds files and says which were passed over,
+`cache.fill_once` keeps what took long to decode. Readers of installed packages may return a tuple
+of two to four tensors instead of a `Reading`: values, labels, users (or None) and slots."""
 
 
 def own_sources() -> dict[str, Reader]:

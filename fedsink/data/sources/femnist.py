@@ -1,13 +1,8 @@
 """Federated EMNIST: handwritten digits and letters, 28×28 grey, each by a known writer.
 
-It comes in two forms, neither of them downloaded, and data.root is only read:
-
-- LEAF's JSON (Caldas et al. 2018): ROOT/train/all_data_*.json and ROOT/test/all_data_*.json;
-- TensorFlow Federated's HDF5: ROOT/fed_emnist_train.h5 and ROOT/fed_emnist_test.h5, or those named
-  fed_emnist_digitsonly_….h5. They are taken where both forms are there, and fedsink-papers reads
-  them.
-
-Both store paper as 1 and ink as 0, and number the characters 0–9, A–Z, a–z from 0 to 61.
+It is LEAF's JSON (Caldas et al. 2018), ROOT/train/all_data_*.json and ROOT/test/all_data_*.json,
+which is not downloaded. Paper is stored as 1 and ink as 0, and the characters 0–9, A–Z, a–z are
+numbered from 0 to 61. TensorFlow Federated's HDF5 files hold the same; fedsink-papers reads them.
 """
 
 from __future__ import annotations
@@ -30,8 +25,7 @@ from fedsink.values import read_json
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PIXELS = 28 * 28
-TFF = ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5")
-"""Names of TensorFlow Federated's files, by split: of all characters, and of digits."""
+_HDF5 = "fed_emnist*_{}.h5"  # TensorFlow Federated's files
 
 
 class Writer(NamedTuple):
@@ -63,23 +57,10 @@ def read(spec: DataSpec, split: str) -> Reading:
     by the user, under the names, sizes and times of the files.
 
     Raises:
-        ConfigError: without data.root, for an unknown class, or for letters from files of digits.
-        DataError: for files that are missing, corrupt, or hold something else, for no record of
-            these classes, and for a missing `h5py`.
+        ConfigError: without data.root, or for an unknown class.
+        DataError: for files that are missing, corrupt, or hold something else, and for no record
+            of these classes.
     """
-    from fedsink.data.sources import SOURCES
-
-    for name in TFF:
-        path = Path(spec.root or "").expanduser() / name.format(split)
-        if spec.root is not None and path.is_file():
-            if "femnist_tff" not in SOURCES:
-                raise DataError(
-                    f"{path} is in TensorFlow Federated's format, which fedsink-papers reads, and "
-                    "that is not installed: see docs/papers.md, or take LEAF's JSON files."
-                )
-            installed: Any = SOURCES.find("femnist_tff")
-            reading: Reading = installed(spec, split)
-            return reading
     return read_writers(spec, split, _files, _json_writers)
 
 
@@ -101,8 +82,7 @@ def read_writers(
     label_of = _label_of(spec.classes)
     if spec.root is None:
         raise ConfigError(
-            "femnist is not downloaded: set data.root to the folder with LEAF's or TensorFlow "
-            "Federated's files."
+            f"{spec.name} is not downloaded: set data.root to the folder with the writers' files."
         )
     inventory = Inventory(Path(spec.root).expanduser())
     files = files_of(spec, split, label_of, inventory)
@@ -146,11 +126,18 @@ def _files(spec: DataSpec, split: str, label_of: np.ndarray, inventory: Inventor
     )
     # The places of files before links to them.
     found = [p for p in sorted(named, key=lambda path: path.is_symlink()) if inventory.is_new(p)]
+    hdf5 = sorted(root.glob(_HDF5.format(split)))
+    inventory.pass_over("TensorFlow Federated's, which data.name=femnist_tff reads", *hdf5)
     if found:
         return sorted(found)
+    if hdf5:
+        raise DataError(
+            f"{hdf5[0]} is in TensorFlow Federated's format: give data.name=femnist_tff, which "
+            "fedsink-papers reads (docs/papers.md), or take LEAF's JSON files."
+        )
     raise DataError(
-        f"{root.absolute()} holds neither {TFF[0].format(split)} nor {split}/all_data_*.json; set "
-        "data.root to the folder with LEAF's or TensorFlow Federated's files."
+        f"{root.absolute()} holds no {split}/all_data_*.json; set data.root to the folder with "
+        "LEAF's files."
     )
 
 

@@ -79,7 +79,7 @@ def _seeded(seed: int, purpose: str) -> Stream:
 
 @dataclass(frozen=True)
 class SecretKey:
-    """Noise from 32 secret bytes, bound to run, purpose, client, round and the request's bytes.
+    """Noise from 32 secret bytes, bound to run, purpose, client, round and request.
 
     Guarantees:
         - An identical request gets the same bytes; a request that differs in one bit, in the
@@ -90,7 +90,8 @@ class SecretKey:
 
     Args:
         secret: 32 bytes from the operating system.
-        run: Public name of the data set and run the key belongs to, e.g. ``"mnist/2024-05-01"``.
+        run: Public name that the key belongs to: of data set and run, ``"mnist/2024-05-01"``, or of
+            a node's lineage.
 
     Raises:
         PrivacyError: If the secret is not 32 bytes or `run` is empty.
@@ -113,7 +114,7 @@ class SecretKey:
             )
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
-        """The stream of exactly this request, every byte of the message that is answered."""
+        """The stream of exactly this `request`, the bytes that name it (at a node their digest)."""
         digest = hashlib.sha256(request).digest()
         return Stream(self.secret, "fedsink secret", self.run, purpose, client, round, digest)
 

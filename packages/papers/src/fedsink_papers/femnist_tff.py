@@ -1,6 +1,6 @@
-"""TensorFlow Federated's HDF5 files of Federated EMNIST, which `data=femnist` finds in data.root.
+"""TensorFlow Federated's HDF5 files of Federated EMNIST: `data=femnist data.name=femnist_tff`.
 
-They are ROOT/fed_emnist_train.h5 and ROOT/fed_emnist_test.h5, or those named
+In data.root they are ROOT/fed_emnist_train.h5 and ROOT/fed_emnist_test.h5, or those named
 fed_emnist_digitsonly_….h5, and need `h5py`.
 """
 
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from fedsink.data.labelled import Reading
-from fedsink.data.sources.femnist import TFF, Writer, read_writers
+from fedsink.data.sources.femnist import Writer, read_writers
 from fedsink.data.sources.inventory import BESIDE, Inventory
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
+_FILES = ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5")  # of all characters, of digits
 _MOST_VALUES = 100_000 * 28 * 28  # of a writer, where a small file may state any number
 
 
@@ -27,7 +28,7 @@ def read(spec: DataSpec, split: str) -> Reading:
     """Returns the records as `fedsink.data.sources.femnist.read` does.
 
     Raises:
-        ConfigError: an unknown class, or letters from files of digits.
+        ConfigError: no data.root, an unknown class, or letters from files of digits.
         DataError: files that are missing, corrupt, or hold something else, no record of these
             classes, and a missing `h5py`.
     """
@@ -36,7 +37,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 def _files(spec: DataSpec, split: str, label_of: np.ndarray, inventory: Inventory) -> list[Path]:
     root = inventory.root
-    whole, digits = (root / name.format(split) for name in TFF)
+    whole, digits = (root / name.format(split) for name in _FILES)
     if (root / split).is_dir():
         inventory.pass_over(BESIDE, *sorted((root / split).iterdir()))
     if whole.is_file():

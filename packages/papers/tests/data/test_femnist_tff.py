@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from fedsink.data.sources import SOURCES, load, notes
+from fedsink.data.sources import load, notes
 from fedsink.errors import ConfigError, DataError
 from tests.data.sources.test_femnist import DIGITS, FORMATS, WORDS, _read_again, spec, write  # noqa: F401
 from tests.support.writers import some, write_hdf5
@@ -106,10 +107,13 @@ def test_without_h5py_one_sentence_says_what_to_install(
         load(spec(tmp_path))
 
 
-def test_the_package_is_named_where_it_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_source_of_these_files_has_to_be_named(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "fed_emnist_train.h5", some(WORDS))
-    monkeypatch.setitem(vars(SOURCES), "_installed", {})
-    with pytest.raises(DataError, match=r"train\.h5 is in .* which fedsink-papers reads"):
-        load(spec(tmp_path))
+    named = replace(spec(tmp_path), name="femnist")
+    with pytest.raises(
+        DataError, match=r"train\.h5 is in .*give data\.name=femnist_tff, which fed"
+    ):
+        load(named)
+    write(tmp_path, "leaf")
+    assert len(load(named)) == 9
+    assert any("Not read: 1, TensorFlow Federated's, which data" in said for said in notes(named))
