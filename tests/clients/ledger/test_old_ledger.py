@@ -217,12 +217,14 @@ def test_an_owner_reads_it_and_changes_nothing(
 
 
 def test_half_a_carrying_over_is_none(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = spent(old)
-    monkeypatch.setattr(module, "_CARRIED_OVER", module._CARRIED_OVER + "; SELECT * FROM missing")
-    with pytest.raises(LedgerError, match="no such table: missing"):
-        Ledger(old)
-    monkeypatch.undo()
-    assert spent(old) == before
+    before, whole = spent(old), module._CARRIED_OVER.split(";")
+    for place in range(len(whole) + 1):
+        broken = [*whole[:place], "SELECT * FROM missing", *whole[place:]]
+        monkeypatch.setattr(module, "_CARRIED_OVER", ";".join(broken))
+        with pytest.raises(LedgerError, match="no such table: missing"):
+            Ledger(old)
+        monkeypatch.undo()
+        assert spent(old) == before
     Ledger(old).close()
     assert spent(old) == before
 

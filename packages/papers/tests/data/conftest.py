@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-from tests.data.conftest import cache  # noqa: F401
+from tests.data.conftest import cache, read_again  # noqa: F401

@@ -13,8 +13,10 @@ import pytest
 
 from fedsink.data.sources import load, notes
 from fedsink.errors import ConfigError, DataError
-from tests.data.sources.test_femnist import DIGITS, FORMATS, WORDS, _read_again, spec, write  # noqa: F401
+from tests.data.sources.test_femnist import DIGITS, WORDS, spec, write
 from tests.support.writers import some, write_hdf5
+
+pytestmark = pytest.mark.usefixtures("read_again")
 
 
 def test_hdf5_is_read_and_said_where_both_forms_are_there(tmp_path: Path) -> None:
