@@ -26,20 +26,20 @@ def distance(folder: Path, *overrides: str) -> float:
 
 
 @pytest.mark.slow
-def test_the_matched_cost_recovers_the_half_circle(tmp_path: Path) -> None:
+def test_the_matched_cost_recovers_the_half_circle(tmp_path):
     """Theorem 1, at Laplace noise of scale 0.483 on 5000 points."""
     assert distance(tmp_path / "matched") < 0.30
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.1])
-def test_a_tenth_of_the_matched_regularisation_does_not(tmp_path: Path, factor: float) -> None:
+def test_a_tenth_of_the_matched_regularisation_does_not(tmp_path, factor):
     """The noise stays in the generator: the test above measures the matching, not the GAN."""
     unmatched = ["strategy.unmatched=true", f"strategy.lam={factor * 0.483}"]
     assert distance(tmp_path / "unmatched", *unmatched) > 0.42
 
 
 @pytest.mark.slow
-def test_the_debiased_loss_learns_the_noise(tmp_path: Path) -> None:
+def test_the_debiased_loss_learns_the_noise(tmp_path):
     """The Sinkhorn divergence is least at the distribution of the records."""
     assert distance(tmp_path / "run", "strategy.loss=debiased", "strategy.batch=150") > 0.42

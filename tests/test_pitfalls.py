@@ -183,7 +183,7 @@ def has_std(noise: Tensor, std: float) -> None:
         assert stats.kstest(factor * drawn, "norm").pvalue < 1e-4
 
 
-def test_pitfall_01_a_reply_depends_on_private_data_through_the_noised_sum_alone() -> None:
+def test_pitfall_01_a_reply_depends_on_private_data_through_the_noised_sum_alone():
     # Fails if a sum is divided by the realised batch, or a loss, norm or size is sent along.
     request, (images, labels) = ask_for(), records()
     parts = [Shard(images[a:b], labels[a:b]) for a, b in ((0, 17), (17, 60), (0, 60))]
@@ -201,7 +201,7 @@ def test_pitfall_01_a_reply_depends_on_private_data_through_the_noised_sum_alone
 
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
-def test_pitfall_02_sensitivity_is_asked_from_the_clip_that_was_applied(clip: str) -> None:
+def test_pitfall_02_sensitivity_is_asked_from_the_clip_that_was_applied(clip):
     # Fails if noise is scaled by a typed number: another bound, or Δ where a batch needs 2Δ.
     request = ask_for(300, clip=clip)
     for bound in (0.5, 0.03):
@@ -221,7 +221,7 @@ def test_pitfall_02_sensitivity_is_asked_from_the_clip_that_was_applied(clip: st
         has_std(client_gradient(request, shards[1], keyed(bound)) - total[1], sensitivity)
 
 
-def test_pitfall_02_a_map_for_other_records_lends_its_sensitivity_to_none() -> None:
+def test_pitfall_02_a_map_for_other_records_lends_its_sensitivity_to_none():
     # Fails if a server may name the shape that a map's sensitivity is computed from.
     settings = NodeSettings(SPEC, None, 1, seed=1)
     for other in (PointBall("l1", 1.0, 1), PixelRange((1, 1, 1))):
@@ -230,7 +230,7 @@ def test_pitfall_02_a_map_for_other_records_lends_its_sensitivity_to_none() -> N
 
 
 @pytest.mark.medium
-def test_pitfall_03_the_accountants_event_is_what_the_sampler_does() -> None:
+def test_pitfall_03_the_accountants_event_is_what_the_sampler_does():
     # Fails if event and sampler differ in rate, multiplier or number of uses.
     rate, rounds = 0.3, 1500
     random = torch.full((1, SIZE), 1.0)
@@ -258,9 +258,7 @@ def test_pitfall_03_the_accountants_event_is_what_the_sampler_does() -> None:
 
 @pytest.mark.parametrize("capacity", [None, 20])
 @pytest.mark.parametrize("clip", ["record", "batch"])
-def test_pitfall_04_empty_batches_extreme_rates_and_wild_gradients_are_answered(
-    clip: str, capacity: int | None
-) -> None:
+def test_pitfall_04_empty_batches_extreme_rates_and_wild_gradients_are_answered(clip, capacity):
     # Fails if a batch without records raises, is skipped, or not noised; or NaN passes the clip.
     empty = Shard(torch.zeros(0, SIZE), torch.zeros(0, dtype=torch.int64))
     more = {"capacity": capacity, "nominal_records": RECORDS}
@@ -282,7 +280,7 @@ def silent_but_sampling(key: object) -> Callable[[str], Stream]:
     return lambda purpose: (keyed(key) if purpose == "sample" else silent)(purpose)
 
 
-def test_pitfall_05_no_noise_comes_from_a_global_generator() -> None:
+def test_pitfall_05_no_noise_comes_from_a_global_generator():
     # Fails if noise is drawn by torch's or numpy's global generator: seeded alike, equal noise.
     settings = NodeSettings(SPEC, Iid(), 2, seed=7)
     request = ask_for(100, rate=1e-12)
@@ -297,9 +295,7 @@ def test_pitfall_05_no_noise_comes_from_a_global_generator() -> None:
     assert abs(float(torch.corrcoef(torch.stack(releases))[0, 1])) < 0.25
 
 
-def test_pitfall_06_epsilon_is_the_whole_runs_and_survives_the_client(
-    owned: Callable[..., NodeSettings],
-) -> None:
+def test_pitfall_06_epsilon_is_the_whole_runs_and_survives_the_client(owned):
     # Fails if one round's ε is charged, or a rebuilt client begins with a full budget.
     request = ask_for(rate=0.1)
     whole, one = request.plan.epsilon(), replace(request.plan, rounds=1).epsilon()
@@ -312,9 +308,7 @@ def test_pitfall_06_epsilon_is_the_whole_runs_and_survives_the_client(
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 30.0])
-def test_pitfall_07_gaussian_noise_is_calibrated_where_the_classical_formula_fails(
-    epsilon: float,
-) -> None:
+def test_pitfall_07_gaussian_noise_is_calibrated_where_the_classical_formula_fails(epsilon):
     # Fails if σ = Δ·√(2 ln(1.25/δ))/ε is used at any ε.
     delta = 1e-5
     mechanism = GaussianMechanism(2.0, epsilon, delta)
@@ -325,7 +319,7 @@ def test_pitfall_07_gaussian_noise_is_calibrated_where_the_classical_formula_fai
         assert gaussian_delta(classical, epsilon) > delta
 
 
-def test_pitfall_08_what_no_private_record_met_gets_no_noise_and_the_rest_gets_all() -> None:
+def test_pitfall_08_what_no_private_record_met_gets_no_noise_and_the_rest_gets_all():
     # Fails if generated rows are noised by the server, or rows that met records are not.
     layout = Layout(1, 1, JointSchedule(), True, 12, 0.5)
     clip, like = BatchClip(0.5), torch.zeros(0, SIZE)
@@ -348,9 +342,7 @@ def test_pitfall_08_what_no_private_record_met_gets_no_noise_and_the_rest_gets_a
 
 
 @pytest.mark.parametrize("backend", ["fast", "secure"])
-def test_pitfall_09_a_second_request_gets_the_same_bytes_or_a_refusal(
-    owned: Callable[..., NodeSettings], backend: str
-) -> None:
+def test_pitfall_09_a_second_request_gets_the_same_bytes_or_a_refusal(owned, backend):
     # Fails if an upload that is asked for again is noised again.
     first = uploaded(upload(owned(backend=backend)))
     assert torch.equal(uploaded(upload(owned(backend=backend))), first)
@@ -361,9 +353,7 @@ def test_pitfall_09_a_second_request_gets_the_same_bytes_or_a_refusal(
     assert upload(owned(backend=backend)).has_error()
 
 
-def test_pitfall_10_a_real_device_adds_no_floating_point_noise(
-    owned: Callable[..., NodeSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pitfall_10_a_real_device_adds_no_floating_point_noise(owned, monkeypatch):
     # Fails if secure noise is computed from uniform floats, whose gaps show the value.
     def forbidden(self: Stream, *shape: int) -> Tensor:
         raise AssertionError("noise in floating point")
@@ -389,7 +379,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize(
     "error", [ValueError, RuntimeError, OSError, KeyError, ReleaseRefusedError]
 )
-def test_pitfall_11_no_exceptions_text_travels(use: Use, error: type[Exception]) -> None:
+def test_pitfall_11_no_exceptions_text_travels(use, error):
     # Fails if a reply carries str(error), its type or a traceback.
     def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
         raise error("patient 4711 in /home/alice/scans")
@@ -405,8 +395,8 @@ def test_pitfall_11_no_exceptions_text_travels(use: Use, error: type[Exception])
 
 @pytest.mark.parametrize("mode", ["central", "ldp"])
 def test_pitfall_12_the_charge_is_on_the_disk_before_there_is_anything_to_release(
-    owned: Callable[..., NodeSettings], monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+    owned, monkeypatch, mode
+):
     # Fails if the ledger is written after the answer was computed: a crash would undercount.
     settings, seen = owned(), []
 
@@ -427,7 +417,7 @@ def test_pitfall_12_the_charge_is_on_the_disk_before_there_is_anything_to_releas
     assert (claimed, charged) == (1, pytest.approx(expected))
 
 
-def test_pitfall_13_sensitivity_and_noise_do_not_follow_the_data() -> None:
+def test_pitfall_13_sensitivity_and_noise_do_not_follow_the_data():
     # Fails if a bound is a norm or quantile of the records: their scale would move the noise.
     images, labels = records()
     for clip in ("record", "batch"):
@@ -452,9 +442,7 @@ def unmoved(purpose: str) -> Stream:
     return keyed(2)(purpose) if purpose == "order" else silent(purpose)
 
 
-def test_pitfall_14_no_noise_can_be_recomputed_from_what_is_published(
-    owned: Callable[..., NodeSettings],
-) -> None:
+def test_pitfall_14_no_noise_can_be_recomputed_from_what_is_published(owned):
     # Fails if two runs share noise, or a round is answered again for rows that differ in a bit.
     request = ask_for(12, rate=1e-12, rounds=1)
     releases = [answer(Node(owned(), 0), replace(request, run=run)).flatten() for run in "ab"]
@@ -465,9 +453,7 @@ def test_pitfall_14_no_noise_can_be_recomputed_from_what_is_published(
         answer(Node(owned(), 0), replace(request, rows=rows, run="a"))
 
 
-def test_pitfall_14_a_run_folder_holds_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pitfall_14_a_run_folder_holds_no_secret(tmp_path, monkeypatch):
     # Fails if the noise key or its seed is written beside the generator.
     made = []
 
@@ -493,9 +479,7 @@ def configuration(*overrides: str) -> dict[str, Any]:
     return resolved
 
 
-def test_pitfall_15_a_node_adds_plans_up_and_takes_no_pld_total_of_several(
-    owned: Callable[..., NodeSettings],
-) -> None:
+def test_pitfall_15_a_node_adds_plans_up_and_takes_no_pld_total_of_several(owned):
     # Fails if a history is recomposed by PLD to admit the next use: δ would be 1.88e-5, not 1e-5.
     settings = owned(3.0, delta=4e-5)
     first, second, small = (
@@ -513,9 +497,7 @@ def test_pitfall_15_a_node_adds_plans_up_and_takes_no_pld_total_of_several(
     answer(node, small)  # the account is not simply closed
 
 
-def test_pitfall_16_changed_data_inherit_what_was_spent(
-    owned: Callable[..., NodeSettings], use: Use
-) -> None:
+def test_pitfall_16_changed_data_inherit_what_was_spent(owned, use):
     # Fails if budgets belong to a fingerprint: a record appended or a backup restored renews them.
     request = ask_for(rate=0.1)
     ceiling = 1.9 * request.plan.epsilon()
@@ -528,7 +510,7 @@ def test_pitfall_16_changed_data_inherit_what_was_spent(
             answer(Node(owned(ceiling), 0), replace(request, run="another"))
 
 
-def test_pitfall_17_public_scaling_knows_no_private_size() -> None:
+def test_pitfall_17_public_scaling_knows_no_private_size():
     # Fails if requests, step or label prior follow the sizes or class counts of the shards.
     plan = PrivacyPlan(0.5, 1.0, 6, RecordClip(0.5), ClassSchedule(CLASSES), 1e-5)
     settings = DPSinkhornSettings(
@@ -555,7 +537,7 @@ def test_pitfall_17_public_scaling_knows_no_private_size() -> None:
     assert torch.equal(trained[0], trained[1])
 
 
-def test_pitfall_18_the_order_of_an_upload_reveals_no_label() -> None:
+def test_pitfall_18_the_order_of_an_upload_reveals_no_label():
     # Fails if records leave in the order in which they are stored, here class by class.
     plan = replace(LOCAL, epsilon=1e6, label_epsilon=20.0)  # labels arrive as they are
     first = [int(privatize(whole_shard(), plan, keyed(i))[1][0]) for i in range(300)]
@@ -563,7 +545,7 @@ def test_pitfall_18_the_order_of_an_upload_reveals_no_label() -> None:
     assert stats.chisquare([300, 0, 0]).pvalue < 1e-4
 
 
-def test_pitfall_19_every_client_adds_the_whole_noise_unless_the_run_says_otherwise() -> None:
+def test_pitfall_19_every_client_adds_the_whole_noise_unless_the_run_says_otherwise():
     # Fails if noise is shared out over a cohort, 1/√40 of it, without noise.share having said so.
     request = ask_for(200, rate=1e-12)
     for clients in (1, 4, 40):
@@ -596,9 +578,7 @@ def keys_of(value: Any) -> Iterator[str]:
             yield from keys_of(inner)
 
 
-def test_pitfall_20_replace_one_is_never_read_from_an_add_remove_accountant(
-    owned: Callable[..., NodeSettings],
-) -> None:
+def test_pitfall_20_replace_one_is_never_read_from_an_add_remove_accountant(owned):
     # Fails if a replace-one ε is computed from add/remove pairs, or charged to their account.
     plan = PrivacyPlan(0.2, 2.0, 50, RecordClip(0.5), JointSchedule(), 1e-5)
     replaced = replace(plan, adjacency="replace-one")

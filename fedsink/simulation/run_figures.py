@@ -29,17 +29,11 @@ _SMALL = 16 * 16
 
 @dataclass(frozen=True, repr=False)
 class Measured:
-    """The figures of an evaluation, shown as a table.
+    """The figures of an evaluation, shown as a table."""
 
-    Attributes:
-        path: of the JSON file, in the run folder.
-        figures: its content.
-        table: the figures as text.
-    """
-
-    path: Path
-    figures: dict[str, Any]
-    table: str
+    path: Path  # of the JSON file, in the run folder
+    figures: dict[str, Any]  # its content
+    table: str  # the figures as text
 
     def __repr__(self) -> str:
         return self.table
@@ -98,7 +92,8 @@ def evaluate_run(
         raise ConfigError("suite=fast has one run: leave runs= out, or choose another suite.")
     finished = open_run(run, observed=observation)
     shape = finished.data.shape
-    threads = threads or _threads(shape)
+    if threads is None:  # all, except for pictures so small that threads would wait for one another
+        threads = os.cpu_count() or 1 if math.prod(shape[1:]) > _SMALL else 1
     weights = None if inception is None else Path(inception)
     started = time.monotonic()
     if len(shape) == 1:
@@ -168,11 +163,6 @@ def _points(finished: FinishedRun, n: int, seed: int, inception: Path | None) ->
         "sliced_w2": sliced_w2(synthetic, real, seed=seed),
     }
     return {"n": len(real), "seed": seed, **distances}
-
-
-def _threads(shape: tuple[int, ...]) -> int:
-    """All cores, except for pictures so small that threads would wait for one another."""
-    return os.cpu_count() or 1 if math.prod(shape[1:]) > _SMALL else 1
 
 
 def _images(shape: tuple[int, ...]) -> int:
