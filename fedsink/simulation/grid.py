@@ -106,12 +106,10 @@ class SimulationGrid(Grid):
 
 
 def node_of(client: int) -> int:
-    """The node id of a virtual client."""
     return _FIRST_NODE + client
 
 
 def client_of(node: int) -> int:
-    """The virtual client behind a node id."""
     return node - _FIRST_NODE
 
 

@@ -57,28 +57,10 @@ def evaluate_run(
     """Draws from a finished run, trains on the pictures, tests on real ones, writes the figures.
 
     A report.html in the folder is brought up to date. The figures are computed on real data
-    without privacy: they are for public benchmarks.
-
-    Args:
-        run: the run folder.
-        suite: "fast", or one of an installed package (docs/evaluation.md); None: that of the
-            classifiers.
-        classifiers: "ours", or a set of an installed package.
-        n: synthetic images; None: 10000, and fewer where one has more than 784 values, but 1000
-            at least (fast), or as many as the dataset nominally has. Of points at most 2000.
-        runs: of all suites but "fast"; None: as many as the classifiers have by default.
-        seed: of the images and the classifiers.
-        threads: processor threads; None: all cores, and one for pictures of at most 16×16.
-        reference: also measure real training images and class means; None: as the classifiers
-            have it by default, which is yes for ours.
-        observation: with the run's observation model; without, the files' names end in -bare.
-        inception: a file with the weights of torchvision's Inception v3, for FID.
-        report: receives lines of text while it is measured.
-        agree: is told of a core's hours before hours begin, and may raise.
-
-    Raises:
-        FedsinkError: a value is unknown or belongs to another suite, the folder holds no
-            finished run, or the file other weights.
+    without privacy: they are for public benchmarks. docs/evaluation.md describes the arguments;
+    None stands for a default of the suite, the classifiers or the pictures' size. `report` receives
+    lines of text while it is measured; `agree` is told of a core's hours before hours begin, and
+    may raise.
     """
     suite = suite or (*CLASSIFIERS.find(classifiers).suites, "fast")[0]
     chosen = check_suite(suite, classifiers)

@@ -282,7 +282,6 @@ class RunIdentity:
 
     @classmethod
     def fresh(cls, seed: int | None) -> RunIdentity:
-        """A new run; no key is made yet."""
         name = new_run_name()
         if seed is not None:
             return cls(name, seed, None)

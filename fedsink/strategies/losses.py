@@ -157,7 +157,6 @@ class Matched(LocalLoss):
         self._cost, self._solver = settings.transport
 
     def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
-        """Returns the loss of Theorem 1."""
         x = points.detach()
         found = self.entropic(x, targets.to(x.device))
         iterations = int(found.solution.iterations.max())
@@ -174,7 +173,6 @@ class Debiased(Matched):
     """The Sinkhorn divergence, whose minimiser is the distribution of the noisy records."""
 
     def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
-        """Returns W(X, Y) − ½W(X, X)."""
         x = points.detach()
         found, itself = self.entropic(x, targets.to(x.device)), self.entropic(x, x)
         # X is both marginals of W(X, X), so half of its gradient is that of one side.
