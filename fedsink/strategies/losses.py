@@ -76,17 +76,11 @@ def find_loss(losses: Registry[type[L]], key: str, name: object, kind: type[L]) 
 
 @dataclass(frozen=True)
 class LossGradient:
-    """A loss at the generated points.
+    """A loss at the generated points."""
 
-    Attributes:
-        value: in units of cost, up to terms that do not depend on the generator.
-        gradient: ∂/∂X, shape (S, n, D).
-        iterations: Sinkhorn iterations of the term that sees the records; 0 for exact transport.
-    """
-
-    value: float
-    gradient: Tensor
-    iterations: int
+    value: float  # in units of cost, up to terms that do not depend on the generator
+    gradient: Tensor  # ∂/∂X, (S, n, D)
+    iterations: int  # of Sinkhorn in the term that sees the records; 0 for exact transport
 
 
 class LocalLoss(Loss):
