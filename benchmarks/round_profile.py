@@ -28,7 +28,7 @@ from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 
 PHASES = {
     "server: generator, forwards": ["fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn._generate"],
-    "server: self term": ["fedsink.strategies.dp_sinkhorn.self_term:HistoryField.__call__"],
+    "server: self term": ["fedsink.strategies.dp_sinkhorn.self_term:History.__call__"],
     "server: pack requests": ["fedsink.strategies.dp_sinkhorn.strategy:packed_requests"],
     "server: mean of the replies, self term added": [
         "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn.aggregate_train"

@@ -36,7 +36,6 @@ class NoiseSettings:
 
     @property
     def shared(self) -> NoiseShare:
-        """Division of the noise among clients."""
         return NoiseShare(self.share, self.tolerate_dropouts, self.bits, self.draw, self.masked)
 
 

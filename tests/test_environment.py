@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from .support import process_state
 from .support.process_state import changes, state
 
 
-def test_a_block_gives_back_all_that_it_was_told_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_gives_back_all_that_it_was_told_to_change(monkeypatch):
     was_on = faulthandler.is_enabled()
     faulthandler.disable()
     logging.getLogger("somebody's")
@@ -58,7 +57,7 @@ def test_a_block_gives_back_all_that_it_was_told_to_change(monkeypatch: pytest.M
             faulthandler.enable()
 
 
-def test_inside_a_block_tensors_are_as_fedsink_needs_them() -> None:
+def test_inside_a_block_tensors_are_as_fedsink_needs_them():
     torch.set_default_dtype(torch.float64)
     try:
         with (
@@ -80,7 +79,7 @@ def test_inside_a_block_tensors_are_as_fedsink_needs_them() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_blocks_of_several_threads_give_back_what_the_first_has_found() -> None:
+def test_blocks_of_several_threads_give_back_what_the_first_has_found():
     entered, leave = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -120,7 +119,7 @@ def test_blocks_of_several_threads_give_back_what_the_first_has_found() -> None:
         ),
     ],
 )
-def test_a_call_leaves_the_process_as_it_was(words: str, tmp_path: Path) -> None:
+def test_a_call_leaves_the_process_as_it_was(words, tmp_path):
     done = subprocess.run(
         [sys.executable, "-P", process_state.__file__, *words.split()],
         cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,

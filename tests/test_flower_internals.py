@@ -63,7 +63,7 @@ def found(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_called_takes_what_it_is_given(name: str) -> None:
+def test_what_is_called_takes_what_it_is_given(name):
     taken = inspect.signature(found(name)).parameters
     given = CALLS[name]
     told = f"Flower has changed {name}: it takes {list(taken)}, and is given {list(given)}."
@@ -75,7 +75,7 @@ def test_what_is_called_takes_what_it_is_given(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_messages_of_the_protocol_have_their_fields(name: str) -> None:
+def test_messages_of_the_protocol_have_their_fields(name):
     fields = set(found(name).DESCRIPTOR.fields_by_name)
     assert set(FIELDS[name]) <= fields, f"Flower has changed {name}: it has {sorted(fields)}."
 
@@ -94,7 +94,7 @@ def _instances() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
-def test_classes_have_the_attributes_that_are_used(name: str) -> None:
+def test_classes_have_the_attributes_that_are_used(name):
     there = {*dir(found(name)), *dir(type(found(name)))}  # properties of a metaclass count
     if (instance := _instances().get(name)) is not None:
         there |= set(vars(instance))
@@ -102,14 +102,14 @@ def test_classes_have_the_attributes_that_are_used(name: str) -> None:
     assert missing == set(), f"Flower has changed {name}: it lacks {sorted(missing)}."
 
 
-def test_a_grid_has_to_define_no_more_than_it_does() -> None:
+def test_a_grid_has_to_define_no_more_than_it_does():
     abstract = set(Grid.__abstractmethods__)
     assert abstract == set(ATTRIBUTES["flwr.serverapp:Grid"])
     assert abstract <= set(vars(ForwardingGrid))
     assert SimulationGrid.__abstractmethods__ - abstract == {"execute", "keep"}
 
 
-def test_the_lists_name_all_that_is_imported() -> None:
+def test_the_lists_name_all_that_is_imported():
     source = Path(str(flower_internals.__file__)).read_text()
     imported = {
         f"{node.module}:{alias.name}"
@@ -141,7 +141,7 @@ def _identity() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_identity")
-def test_a_message_exists_only_for_a_process_that_has_become_a_node() -> None:
+def test_a_message_exists_only_for_a_process_that_has_become_a_node():
     for name in ("run_id", "task_id", "node_id"):
         setattr(TaskIdentity, name, None)
     with pytest.raises(Exception, match=r".+"):
@@ -152,7 +152,7 @@ def test_a_message_exists_only_for_a_process_that_has_become_a_node() -> None:
 
 
 @pytest.mark.usefixtures("_identity")
-def test_a_message_takes_the_id_it_is_given_and_a_reply_names_it() -> None:
+def test_a_message_takes_the_id_it_is_given_and_a_reply_names_it():
     become(1, SERVER_NODE)
     message = Message(RecordDict(), dst_node_id=5, message_type="query")
     set_message_id(message, "41")
@@ -162,11 +162,11 @@ def test_a_message_takes_the_id_it_is_given_and_a_reply_names_it() -> None:
     assert (reply.metadata.src_node_id, reply.metadata.dst_node_id) == (5, SERVER_NODE)
 
 
-def test_an_empty_run_has_its_number() -> None:
+def test_an_empty_run_has_its_number():
     assert empty_run(12).run_id == 12
 
 
-def test_a_superlinks_own_sentence_is_read_and_others_are_none() -> None:
+def test_a_superlinks_own_sentence_is_read_and_others_are_none():
     assert told_by_superlink('{"code": 1, "public_message": "It is full."}') == "It is full."
     assert told_by_superlink("<html>502</html>") is None
 
@@ -229,9 +229,7 @@ def values(replies: list[Message]) -> dict[str, object]:
     return {r.metadata.reply_to_message_id: r.content["answer"]["value"] for r in replies}
 
 
-def test_a_reply_of_which_half_is_there_blocks_no_other(
-    link: Link, replies: CompleteReplies
-) -> None:
+def test_a_reply_of_which_half_is_there_blocks_no_other(link, replies):
     half, whole = link.reply("slow", 1), link.reply("quick", 2)
     first, *rest = half
     link.parts |= whole | {first: half[first]}
@@ -246,9 +244,7 @@ def test_a_reply_of_which_half_is_there_blocks_no_other(
     assert len(link.confirmed) == 2
 
 
-def test_an_upload_that_was_given_up_is_asked_about_again(
-    link: Link, replies: CompleteReplies
-) -> None:
+def test_an_upload_that_was_given_up_is_asked_about_again(link, replies):
     link.reply("dead", 1)
     assert replies.pull(["dead"]) == []
     link.given_up = True
@@ -258,7 +254,7 @@ def test_an_upload_that_was_given_up_is_asked_about_again(
     assert link.asked == [["dead"], ["dead"]]
 
 
-def test_what_nobody_waits_for_is_forgotten(link: Link, replies: CompleteReplies) -> None:
+def test_what_nobody_waits_for_is_forgotten(link, replies):
     half = link.reply("late", 1)
     assert replies.pull(["late"]) == []
     assert replies.pull(["next"]) == []

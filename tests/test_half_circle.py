@@ -26,7 +26,7 @@ def distance(folder: Path, *overrides: str) -> float:
 
 
 @pytest.mark.slow
-def test_the_matched_cost_recovers_the_half_circle(tmp_path: Path) -> None:
+def test_the_matched_cost_recovers_the_half_circle(tmp_path):
     """Theorem 1, at Laplace noise of scale 0.483 on 5000 points."""
     assert distance(tmp_path / "matched") < 0.30
 
@@ -39,6 +39,6 @@ def test_a_tenth_of_the_matched_regularisation_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_debiased_loss_learns_the_noise(tmp_path: Path) -> None:
+def test_the_debiased_loss_learns_the_noise(tmp_path):
     """The Sinkhorn divergence is least at the distribution of the records."""
     assert distance(tmp_path / "run", "strategy.loss=debiased", "strategy.batch=150") > 0.42

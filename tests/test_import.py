@@ -14,7 +14,7 @@ import pytest
 import fedsink
 
 
-def test_it_is_light() -> None:
+def test_it_is_light():
     code = (
         "import sys, fedsink\n"
         "assert 'simulate' in dir(fedsink)\n"
@@ -27,12 +27,12 @@ def test_it_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_it_lists_no_internals() -> None:
+def test_it_lists_no_internals():
     names = [name for name in dir(fedsink) if not name.startswith("__")]
     assert names == ["Run", "load", "resume", "simulate"]
 
 
-def test_every_name_is_there_and_others_are_not() -> None:
+def test_every_name_is_there_and_others_are_not():
     for name in fedsink.__all__:
         assert getattr(fedsink, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
@@ -40,7 +40,7 @@ def test_every_name_is_there_and_others_are_not() -> None:
 
 
 @pytest.mark.medium
-def test_the_gpu_tests_need_a_bare_pytorch() -> None:
+def test_the_gpu_tests_need_a_bare_pytorch():
     """Its docstring names all that the Python of `make test-gpu` must have."""
     required = {
         re.split(r"[^\w-]", line)[0].lower()
@@ -84,7 +84,7 @@ sys.exit(pytest.main(
     assert " passed" in done.stdout
 
 
-def test_flower_sends_no_telemetry_where_fedsink_is_used_from_python() -> None:
+def test_flower_sends_no_telemetry_where_fedsink_is_used_from_python():
     """Flower reads the environment when it is imported."""
     code = (
         "import fedsink; fedsink.load; from flwr.supercore import telemetry;"

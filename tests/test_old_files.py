@@ -83,9 +83,7 @@ def fedsink(capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, st
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.quick("gs_wgan", "privatize_once")
-def test_an_old_run_is_read_like_a_new_one(
-    copied: Callable[[str], Path], fedsink: Callable[[str], tuple[int, str, str]], method: str
-) -> None:
+def test_an_old_run_is_read_like_a_new_one(copied, fedsink, method):
     copied(method)
     code, verdict, _ = fedsink(f"verify run={method}")
     assert (code, verdict.partition("\n")[0]) == (1, f"unprotected: {method}")  # by a seed's noise
@@ -102,9 +100,7 @@ def test_an_old_run_is_read_like_a_new_one(
     assert "was trained on private data: its privacy.json says that ε = " in error
 
 
-def test_old_runs_are_compared(
-    copied: Callable[[str], Path], fedsink: Callable[[str], tuple[int, str, str]]
-) -> None:
+def test_old_runs_are_compared(copied, fedsink):
     code, table, _ = fedsink(f"compare run=[{','.join(map(str, map(copied, METHODS)))}]")
     assert code == 0
     assert "strategy=parameter_gradient" in table
@@ -112,9 +108,7 @@ def test_old_runs_are_compared(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_old_run_goes_on_to_its_old_end(
-    copied: Callable[[str], Path], fedsink: Callable[[str], tuple[int, str, str]], method: str
-) -> None:
+def test_an_old_run_goes_on_to_its_old_end(copied, fedsink, method):
     folder = copied(method)
     for name in ("metrics.json", "generator.safetensors", "generator.json", "SHA256SUMS"):
         (folder / name).unlink()
@@ -125,9 +119,7 @@ def test_an_old_run_goes_on_to_its_old_end(
         torch.testing.assert_close(now[name], values, rtol=1e-3, atol=1e-3)
 
 
-def test_an_old_public_start_says_how_to_make_a_new_one(
-    copied: Callable[[str], Path], fedsink: Callable[[str], tuple[int, str, str]]
-) -> None:
+def test_an_old_public_start_says_how_to_make_a_new_one(copied, fedsink):
     """It does not name its weights, so that nothing says what they were trained on."""
     copied("start")
     code, _, error = fedsink("simulate generator.hidden=[8] start=start hydra.run.dir=new")
@@ -147,12 +139,8 @@ def test_an_old_public_start_says_how_to_make_a_new_one(
     ],
 )
 def test_an_old_run_with_a_key_that_is_gone_does_not_go_on_without_it(
-    copied: Callable[[str], Path],
-    fedsink: Callable[[str], tuple[int, str, str]],
-    key: str,
-    value: object,
-    words: str,
-) -> None:
+    copied, fedsink, key, value, words
+):
     folder = RunFolder(copied("dp_sinkhorn"))
     folder.metrics.unlink()
     config = stored_config(folder)
@@ -164,11 +152,7 @@ def test_an_old_run_with_a_key_that_is_gone_does_not_go_on_without_it(
     assert words in error
 
 
-def test_a_critics_state_of_another_format_is_not_trained_anew(
-    copied: Callable[[str], Path],
-    fedsink: Callable[[str], tuple[int, str, str]],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_critics_state_of_another_format_is_not_trained_anew(copied, fedsink, caplog):
     folder = copied("gs_wgan")
     (folder / "metrics.json").unlink()
     states = sorted(Path("home").rglob("*.state"))
@@ -279,9 +263,7 @@ KINDS = (state, reply, session, server_state, run_folder, policy_file, ledger)
 
 @pytest.mark.parametrize("number", [None, 0, 7])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_format_is_refused_and_never_read_as_empty(
-    tmp_path: Path, kind: Callable[[Path, int | None], object], number: int | None
-) -> None:
+def test_an_unknown_format_is_refused_and_never_read_as_empty(tmp_path, kind, number):
     """And nobody is told to begin another file: an empty ledger would have a whole budget."""
     if number is None:  # as earlier versions wrote it
         assert kind(tmp_path, None)

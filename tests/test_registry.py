@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra.errors import HydraException
@@ -58,7 +57,7 @@ def shapes() -> Registry[type]:
     return Registry("shape.name", {"square": Square}, group="fedsink.shapes", error=ModelError)
 
 
-def test_it_builds_from_a_name_and_options() -> None:
+def test_it_builds_from_a_name_and_options():
     assert SHAPES.build("square", {"side": 2.0}) == Square(2.0)
     assert SHAPES.from_dict({"name": "square", "side": 2.0, "colour": "blue"}) == Square(
         2.0, "blue"
@@ -69,7 +68,7 @@ def test_it_builds_from_a_name_and_options() -> None:
     assert len(SHAPES) == 2
 
 
-def test_what_fedsink_gives_is_no_option() -> None:
+def test_what_fedsink_gives_is_no_option():
     functions = Registry("layer", {"wide": positional})
     assert functions.build("wide", {"width": 3}, (1,), generator="g") == ((1,), "g", 3)
     for taken in ("shape", "generator"):
@@ -95,9 +94,7 @@ def test_what_fedsink_gives_is_no_option() -> None:
         ({"name": "square"}, "the shape square lacks an option: side."),
     ],
 )
-def test_a_wrong_description_is_refused_in_a_sentence(
-    description: dict[str, object], message: str
-) -> None:
+def test_a_wrong_description_is_refused_in_a_sentence(description, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         SHAPES.from_dict(description)
 
@@ -105,13 +102,13 @@ def test_a_wrong_description_is_refused_in_a_sentence(
 @pytest.mark.parametrize(
     "description", [None, True, 3, 0.5, "square", [], ["square"], [["name", "x"]]]
 )
-def test_what_is_no_table_is_no_description(description: Any) -> None:
+def test_what_is_no_table_is_no_description(description):
     message = f"a shape is described by a name and options, not by a {type(description).__name__}."
     with pytest.raises(ConfigError, match=f"^{message}$"):
         SHAPES.from_dict(description)
 
 
-def test_a_mistyped_value_is_refused_with_the_options() -> None:
+def test_a_mistyped_value_is_refused_with_the_options():
     lists = Registry("list", {"range": range_of})
     with pytest.raises(ConfigError, match=r"list=range cannot be built with .*'length': 'x'"):
         lists.build("range", {"length": "x"})
@@ -121,7 +118,7 @@ def range_of(length: int) -> range:
     return range(length)
 
 
-def test_an_installed_package_adds_a_name(install: Install) -> None:
+def test_an_installed_package_adds_a_name(install):
     install("octagons", "class Octagon:\n    pass\n")
     registry = shapes()
     assert sorted(registry) == ["octagon", "square"]
@@ -131,7 +128,7 @@ def test_an_installed_package_adds_a_name(install: Install) -> None:
         registry.find("octogon")
 
 
-def test_an_installed_package_is_imported_when_it_is_asked_for(install: Install) -> None:
+def test_an_installed_package_is_imported_when_it_is_asked_for(install):
     install("broken", "raise RuntimeError('no such machine')\n")
     registry = shapes()
     assert "octagon" in registry
@@ -144,24 +141,24 @@ def test_an_installed_package_is_imported_when_it_is_asked_for(install: Install)
         registry.find("octagon")
 
 
-def test_a_name_of_fedsinks_own_is_not_replaced(install: Install) -> None:
+def test_a_name_of_fedsinks_own_is_not_replaced(install):
     install("squares", "class Octagon:\n    pass\n", name="square")
     assert shapes().find("square") is Square
 
 
-def test_two_packages_with_one_name_are_refused(install: Install) -> None:
+def test_two_packages_with_one_name_are_refused(install):
     install("first", "class Octagon:\n    pass\n")
     install("second", "class Octagon:\n    pass\n")
     with pytest.raises(ModelError, match="several installed packages, first and second: uninst"):
         shapes().find("octagon")
 
 
-def test_without_a_group_no_package_adds_anything(install: Install) -> None:
+def test_without_a_group_no_package_adds_anything(install):
     install("octagons", "class Octagon:\n    pass\n")
     assert sorted(SHAPES) == ["point", "square"]
 
 
-def test_a_name_can_be_set_and_forgotten() -> None:
+def test_a_name_can_be_set_and_forgotten():
     registry = shapes()
     registry["dot"] = Point
     assert registry.find("dot") is Point
@@ -169,29 +166,27 @@ def test_a_name_can_be_set_and_forgotten() -> None:
     assert "dot" not in registry
 
 
-def test_did_you_mean() -> None:
+def test_did_you_mean():
     assert did_you_mean("simulat", ["simulate", "sample"]) == " Did you mean simulate?"
     assert did_you_mean("x", ["simulate", "sample"]) == ""
 
 
-def test_it_imports_nothing_heavy() -> None:
+def test_it_imports_nothing_heavy():
     script = "import sys, fedsink.registry\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
 @pytest.mark.parametrize(("key", "value"), [("suite", "paper"), ("classifiers", "published")])
 def test_what_fedsink_papers_has_is_refused_with_its_name_where_it_is_missing(
-    key: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    key, value, monkeypatch
+):
     monkeypatch.setattr(registry, "entry_points", lambda **_: ())
     said = f"{key}={value} is in fedsink-papers, .*docs/papers.md"
     with pytest.raises(ConfigError, match=said):
         Registry(key, {}, group="fedsink.metrics").find(value)
 
 
-def test_an_experiment_of_fedsink_papers_is_refused_with_its_name_where_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_experiment_of_fedsink_papers_is_refused_with_its_name_where_it_is_missing(monkeypatch):
     wanted = "experiment=dp_sinkhorn_mnist_m1"
     assert registry.gone(wanted) is None
     monkeypatch.setattr(registry, "entry_points", lambda **_: ())

@@ -33,11 +33,9 @@ from fedsink.values import Config, as_float, check_format, read_json
 FORMAT = 2
 """Of a run folder; config.yaml states it. Those of format 1 may have keys that are gone."""
 
-
 SUMS = "SHA256SUMS"
 SUMMED = ("privacy.json", "generator.safetensors", "generator.json", "report.html")
 """Files of a run that are handed to others; nodes.json is signed, and may grow after the end."""
-
 
 _MOST_SUMS = 1 << 16  # bytes
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]{1,64})")

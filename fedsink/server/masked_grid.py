@@ -210,11 +210,18 @@ class _Trips:
         asked: dict[int, list[_Asked]] = {}  # node → a trip, or a trip and that of the next sum
         for one in (*self._asked(trip, cohorts), *self._asked(AHEAD.get(trip, ""), following)):
             asked.setdefault(one.cohort.broadcast.nodes[one.client], []).append(one)
-        messages = [
-            self._message(node, *both)
-            for node, both in asked.items()
-            if not self._dropped(trip, both[0].client)
-        ]
+        messages, group = [], self._exchange.group_id
+        for node, (first, *ahead) in asked.items():
+            if self._drops is not None and self._drops(group, trip, first.client):
+                self._gone.add(first.client)
+            if first.client not in self._gone:
+                query = first.trip != MASKED  # which is the next sum's where a node is new to it
+                kind = f"query.{first.trip}" if query else self._exchange.message_type
+                about = {} if query else dict(first.cohort.broadcast.content.record)
+                record = put_trip(RecordDict(about), first.said, *(one.said for one in ahead))
+                messages.append(
+                    Message(record, dst_node_id=node, message_type=kind, group_id=group)
+                )
         if not messages:
             return
         place = list(_TAKE).index(trip)
@@ -248,25 +255,6 @@ class _Trips:
                 continue
             for client, content in contents.items():
                 yield _Asked(client, trip, cohort, Trip(cohort.parameters, content))
-
-    def _message(self, node: int, first: _Asked, ahead: _Asked | None = None) -> Message:
-        """Returns the message of a trip, and of a trip of the next sum that travels with it."""
-        query = first.trip != MASKED
-        content = {} if query else dict(first.cohort.broadcast.content.record)
-        record = put_trip(RecordDict(content), first.said, None if ahead is None else ahead.said)
-        return Message(
-            record,
-            dst_node_id=node,
-            message_type=f"query.{first.trip}" if query else self._exchange.message_type,
-            group_id=self._exchange.group_id,
-        )
-
-    def _dropped(self, trip: str, client: int) -> bool:
-        if self._drops is None:
-            return False
-        if self._drops(self._exchange.group_id, trip, client):
-            self._gone.add(client)
-        return client in self._gone
 
 
 def _warn(client: int, code: int) -> None:

@@ -7,8 +7,6 @@ deployment calls it with real nodes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +19,7 @@ from fedsink.configuration import Configuration
 from fedsink.environment import device_named
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
-from fedsink.reporting.loggers import Observer, Observers, logger_names, loggers
+from fedsink.reporting.loggers import Observers, logger_names, loggers
 from fedsink.server.folder import RecordedRun, RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
@@ -134,13 +132,17 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
     """Trains one generator into `settings.folder`."""
     torch.set_num_threads(settings.engine.threads)
     strategy = build_strategy(settings)
-    if (run := settings.strategy.masked_run) is not None:
-        grid = MaskedGrid(grid, run, simulated_dropouts(settings.dropouts, settings.server_key))
-    with observed(settings) as observer:
+    if (name := settings.strategy.masked_run) is not None:
+        grid = MaskedGrid(grid, name, simulated_dropouts(settings.dropouts, settings.server_key))
+    folder, observer = RunFolder(settings.folder), Observers({})
+    if settings.log:
+        run = RecordedRun(folder)
+        observer = loggers(settings.log, folder.path, run.config, run.privacy or {})
+    try:
         train(
             grid,
             strategy,
-            RunFolder(settings.folder),
+            folder,
             settings.loop,
             settings.identity(),
             settings.strategy.title,
@@ -149,17 +151,6 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
             command=settings.command,
             observer=observer,
         )
-
-
-@contextmanager
-def observed(settings: ServerSettings) -> Iterator[Observer]:
-    """Yields the observer of the run, and in the end tells it how the run ended."""
-    observer = Observers({})
-    if settings.log:
-        run = RecordedRun(RunFolder(settings.folder))
-        observer = loggers(settings.log, settings.folder, run.config, run.privacy or {})
-    try:
-        yield observer
     except (InterruptedRunError, KeyboardInterrupt):
         observer.end("stopped")
         raise

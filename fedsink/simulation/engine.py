@@ -77,7 +77,6 @@ class EngineSettings(ServerEngine):
 
     @classmethod
     def from_config(cls, engine: Config) -> Self:
-        """The engine of a simulation."""
         checks.choice("engine.name", engine.get("name"), "auto", "ray", "local", "flower")
         return strictly(cls, engine, "engine")
 

@@ -106,12 +106,10 @@ class SimulationGrid(Grid):
 
 
 def node_of(client: int) -> int:
-    """The node id of a virtual client."""
     return _FIRST_NODE + client
 
 
 def client_of(node: int) -> int:
-    """The virtual client behind a node id."""
     return node - _FIRST_NODE
 
 
@@ -128,36 +126,22 @@ def client_context(client: int, clients: int, run_id: int) -> Context:
 
 @dataclass(frozen=True)
 class Portion:
-    """The clients of one broadcast that one process answers for.
+    """The clients of one broadcast that one process answers for."""
 
-    Attributes:
-        place: index of the broadcast in its exchange.
-        clients: consecutive clients of the broadcast, in whole blocks.
-        shape: of a reply.
-        lo: number of their first block within the broadcast.
-        hi: number of the block behind their last one; None: they are the broadcast's last ones.
-    """
-
-    place: int
-    clients: Sequence[int]
-    shape: tuple[int, ...]
-    lo: int = 0
-    hi: int | None = None
+    place: int  # index of the broadcast in its exchange
+    clients: Sequence[int]  # consecutive ones of the broadcast, in whole blocks
+    shape: tuple[int, ...]  # of a reply
+    lo: int = 0  # number of their first block within the broadcast
+    hi: int | None = None  # of the block behind their last one; None: they are the last ones
 
 
 @dataclass(frozen=True)
 class PartialSum:
-    """The sum of the replies to one portion.
+    """The sum of the replies to one portion."""
 
-    Attributes:
-        sums: `TreeSum.parts` of the replies.
-        clients: number of replies in them.
-        failures: client → error code; where there are any, nothing was added up.
-    """
-
-    sums: list[tuple[int, Tensor]]
-    clients: int
-    failures: dict[int, int]
+    sums: list[tuple[int, Tensor]]  # `TreeSum.parts` of the replies
+    clients: int  # number of replies in them
+    failures: dict[int, int]  # client → error code; where there are any, nothing was added up
 
 
 NO_REPLIES = PartialSum([], 0, {})

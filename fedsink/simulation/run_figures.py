@@ -29,17 +29,11 @@ _SMALL = 16 * 16
 
 @dataclass(frozen=True, repr=False)
 class Measured:
-    """The figures of an evaluation, shown as a table.
+    """The figures of an evaluation, shown as a table."""
 
-    Attributes:
-        path: of the JSON file, in the run folder.
-        figures: its content.
-        table: the figures as text.
-    """
-
-    path: Path
-    figures: dict[str, Any]
-    table: str
+    path: Path  # of the JSON file, in the run folder
+    figures: dict[str, Any]  # its content
+    table: str  # the figures as text
 
     def __repr__(self) -> str:
         return self.table
@@ -63,28 +57,10 @@ def evaluate_run(
     """Draws from a finished run, trains on the pictures, tests on real ones, writes the figures.
 
     A report.html in the folder is brought up to date. The figures are computed on real data
-    without privacy: they are for public benchmarks.
-
-    Args:
-        run: the run folder.
-        suite: "fast", or one of an installed package (docs/evaluation.md); None: that of the
-            classifiers.
-        classifiers: "ours", or a set of an installed package.
-        n: synthetic images; None: 10000, and fewer where one has more than 784 values, but 1000
-            at least (fast), or as many as the dataset nominally has. Of points at most 2000.
-        runs: of all suites but "fast"; None: as many as the classifiers have by default.
-        seed: of the images and the classifiers.
-        threads: processor threads; None: all cores, and one for pictures of at most 16×16.
-        reference: also measure real training images and class means; None: as the classifiers
-            have it by default, which is yes for ours.
-        observation: with the run's observation model; without, the files' names end in -bare.
-        inception: a file with the weights of torchvision's Inception v3, for FID.
-        report: receives lines of text while it is measured.
-        agree: is told of a core's hours before hours begin, and may raise.
-
-    Raises:
-        FedsinkError: a value is unknown or belongs to another suite, the folder holds no
-            finished run, or the file other weights.
+    without privacy: they are for public benchmarks. docs/evaluation.md describes the arguments;
+    None stands for a default of the suite, the classifiers or the pictures' size. `report` receives
+    lines of text while it is measured; `agree` is told of a core's hours before hours begin, and
+    may raise.
     """
     suite = suite or (*CLASSIFIERS.find(classifiers).suites, "fast")[0]
     chosen = check_suite(suite, classifiers)
@@ -98,7 +74,8 @@ def evaluate_run(
         raise ConfigError("suite=fast has one run: leave runs= out, or choose another suite.")
     finished = open_run(run, observed=observation)
     shape = finished.data.shape
-    threads = threads or _threads(shape)
+    if threads is None:  # all, except for pictures so small that threads would wait for one another
+        threads = os.cpu_count() or 1 if math.prod(shape[1:]) > _SMALL else 1
     weights = None if inception is None else Path(inception)
     started = time.monotonic()
     if len(shape) == 1:
@@ -168,11 +145,6 @@ def _points(finished: FinishedRun, n: int, seed: int, inception: Path | None) ->
         "sliced_w2": sliced_w2(synthetic, real, seed=seed),
     }
     return {"n": len(real), "seed": seed, **distances}
-
-
-def _threads(shape: tuple[int, ...]) -> int:
-    """All cores, except for pictures so small that threads would wait for one another."""
-    return os.cpu_count() or 1 if math.prod(shape[1:]) > _SMALL else 1
 
 
 def _images(shape: tuple[int, ...]) -> int:

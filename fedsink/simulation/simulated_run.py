@@ -151,7 +151,11 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     engine = EngineSettings.from_config(config.engine)
     strategy = settings_of(config, run.name)
     engine = chosen_engine(engine, strategy)
-    strategy.check_address(engine.address)
+    if engine.address is not None and strategy.remembers:
+        raise ConfigError(
+            f"strategy={strategy.name} keeps on this machine's disk what its clients have learned: "
+            "leave out engine.address."
+        )
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     require_packages(server.log)
     node = node_settings(config, engine, run, strategy)
@@ -278,7 +282,6 @@ class RunIdentity:
 
     @classmethod
     def fresh(cls, seed: int | None) -> RunIdentity:
-        """A new run; no key is made yet."""
         name = new_run_name()
         if seed is not None:
             return cls(name, seed, None)

@@ -76,7 +76,6 @@ class Cohort:
         self._contexts: dict[int, Context] = {}
 
     def answer(self, message: Message) -> Message:
-        """Answers one message to a client of this cohort."""
         client = client_of(message.metadata.dst_node_id)
         if client not in self._contexts:
             self._contexts[client] = client_context(client, self._clients, self._run_id)

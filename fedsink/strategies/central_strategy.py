@@ -326,7 +326,6 @@ class CentralRounds(RoundStrategy):
 
     @property
     def generator(self) -> Generator:
-        """The averaged generator."""
         return self.trainer.averaged
 
     def label_prior(self) -> Tensor:

@@ -356,7 +356,6 @@ class GSWGAN(CentralRounds):
 
     @property
     def asked(self) -> Sequence[int]:
-        """The clients whose turn it is."""
         return self._turn
 
     def _rows(self, purpose: str, round: int, count: int) -> tuple[Tensor, Tensor]:

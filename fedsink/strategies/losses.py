@@ -76,17 +76,11 @@ def find_loss(losses: Registry[type[L]], key: str, name: object, kind: type[L]) 
 
 @dataclass(frozen=True)
 class LossGradient:
-    """A loss at the generated points.
+    """A loss at the generated points."""
 
-    Attributes:
-        value: in units of cost, up to terms that do not depend on the generator.
-        gradient: ∂/∂X, shape (S, n, D).
-        iterations: Sinkhorn iterations of the term that sees the records; 0 for exact transport.
-    """
-
-    value: float
-    gradient: Tensor
-    iterations: int
+    value: float  # in units of cost, up to terms that do not depend on the generator
+    gradient: Tensor  # ∂/∂X, (S, n, D)
+    iterations: int  # of Sinkhorn in the term that sees the records; 0 for exact transport
 
 
 class LocalLoss(Loss):
@@ -157,7 +151,6 @@ class Matched(LocalLoss):
         self._cost, self._solver = settings.transport
 
     def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
-        """Returns the loss of Theorem 1."""
         x = points.detach()
         found = self.entropic(x, targets.to(x.device))
         iterations = int(found.solution.iterations.max())
@@ -174,7 +167,6 @@ class Debiased(Matched):
     """The Sinkhorn divergence, whose minimiser is the distribution of the noisy records."""
 
     def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
-        """Returns W(X, Y) − ½W(X, X)."""
         x = points.detach()
         found, itself = self.entropic(x, targets.to(x.device)), self.entropic(x, x)
         # X is both marginals of W(X, X), so half of its gradient is that of one side.

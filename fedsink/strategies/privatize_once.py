@@ -226,7 +226,6 @@ class PrivatizeOnceSettings(StrategySettings):
         return 1
 
     def reply(self, count: int, weights: int) -> RecordDict:
-        """Returns a chunk of so many records."""
         values = torch.zeros(count, self.plan.map.dimension)
         return PrivatizeReply(values, torch.zeros(count, dtype=torch.int64), 1).to_record()
 
@@ -268,7 +267,6 @@ class PrivatizeOnceSettings(StrategySettings):
 
     @property
     def effective_cost(self) -> str:
-        """Name of the cost trained with."""
         return loss_named(self.loss).cost(self)
 
     @property
@@ -317,7 +315,6 @@ class PrivatizeOnce(RoundStrategy):
 
     @property
     def generator(self) -> Generator:
-        """The averaged generator."""
         return self.trainer.averaged
 
     def label_prior(self) -> Tensor:
@@ -395,7 +392,6 @@ class PrivatizeOnce(RoundStrategy):
         return None, MetricRecord({"loss": loss.value, "iterations": loss.iterations})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns weights, moments and average, and what the loss has learnt."""
         tensors, values = self.trainer.state()
         return tensors | self._loss.state(), values
 
@@ -409,7 +405,6 @@ class PrivatizeOnce(RoundStrategy):
         return {"values": self._values, "labels": self._labels}
 
     def load_uploads(self, tensors: dict[str, Tensor]) -> None:
-        """Restores what `uploads` returned."""
         self._accept(tensors["values"], tensors["labels"])
 
     def _batch(self, strata: LabelStrata, stream: Stream) -> tuple[Tensor, Tensor]:

@@ -33,36 +33,21 @@ _MOST_CLIENTS = 1_000_000
 
 @dataclass(frozen=True)
 class Restated:
-    """The promise of a plan.
+    """The promise of a plan."""
 
-    Attributes:
-        entries: of privacy.json, numbers and words.
-        clients: K.
-        epsilons: ε at the plan's δ by each accountant that has an answer; none where nothing is
-            protected.
-        left_out: why, by accountants that have none.
-        records: public number of a client's records, where the plan says one.
-        charged: plan and largest ε that an honest node of this client signs, by whether its owner
-            trusts the aggregation.
-        cohort: the clients whose noise is added up with this one's, and the fewest of them.
-    """
-
-    entries: Mapping[str, Any]
-    clients: int
-    epsilons: Mapping[str, float]
-    left_out: Mapping[str, str]
-    records: int | None
+    entries: Mapping[str, Any]  # of privacy.json, numbers and words
+    clients: int  # K
+    epsilons: Mapping[str, float]  # ε at the plan's δ by accountant; none: nothing is protected
+    left_out: Mapping[str, str]  # accountants without an answer, and why
+    records: int | None  # public number of a client's records, where the plan says one
+    # By client, and whether its owner trusts the aggregation: plan and largest ε that it signs.
     charged: Callable[[int, bool], tuple[Mapping[str, Any], float]]
+    # The clients whose noise is added up with this one's, and the fewest of them.
     cohort: Callable[[int], tuple[range, int]]
 
 
 def restated(stated: Mapping[str, Any]) -> Restated:
-    """Returns the promise of the plan in a privacy.json, which need not be trusted.
-
-    Raises:
-        ConfigError: an entry is missing or malformed.
-        PrivacyError: the plan is none, or has no guarantee.
-    """
+    """Returns the promise of the plan in a privacy.json, which need not be trusted."""
     plan = stated.get("plan")
     if not isinstance(plan, dict):
         raise ConfigError("it holds no plan from which ε can be computed")
@@ -101,9 +86,11 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
             m: IntegerGaussian(plan, m - share.tolerate_dropouts, grid, shared["values"])
             for m in share.cohorts(plan.schedule, clients)
         }
+    settings = STRATEGIES.find(str(stated.get("method"))).Settings
+    sample = getattr(settings, "sample", OF_IMAGES)  # the method's words; else DP-Sinkhorn's
+    sample = sample if isinstance(sample, SampleOfRecords) else OF_IMAGES
     entries = central_statement(
-        plan, clients, str(stated["noise"]), accountant, share, _sample(stated.get("method")),
-        tuple(integers.values()),
+        plan, clients, str(stated["noise"]), accountant, share, sample, tuple(integers.values()),
     )  # fmt: skip
     entries |= of_critics(plan, accountant) if "critics" in stated else {}
     entries |= published_claim(plan)
@@ -187,18 +174,8 @@ def _clients(number: object) -> int:
     return number
 
 
-def _sample(method: object) -> SampleOfRecords:
-    """Returns the method's words for its sample; those of DP-Sinkhorn where it states none."""
-    settings = STRATEGIES.find(str(method)).Settings
-    sample = getattr(settings, "sample", OF_IMAGES)
-    return sample if isinstance(sample, SampleOfRecords) else OF_IMAGES
-
-
 def agree(expected: float, stated: object) -> bool:
-    """Tells whether a stated number is the expected one, up to a ten-thousandth of it.
-
-    Libraries and machines differ in the last digits of ε.
-    """
+    """True for the expected number up to 1e-4: libraries differ in the last digits of ε."""
     return (
         isinstance(stated, int | float)
         and not isinstance(stated, bool)

@@ -30,19 +30,10 @@ from fedsink.values import is_number
 
 @dataclass(frozen=True)
 class Quorum:
-    """The number of clients that must answer.
+    """The number of clients that must answer."""
 
-    Args:
-        value: a whole number of at least 1, a share in (0, 1] of those that are asked, or None for
-            all of them.
-        spare: where the value is None, number of clients that may be missing.
-
-    Raises:
-        ConfigError: the value is something else.
-    """
-
-    value: float | None = None
-    spare: int = 0
+    value: float | None = None  # a whole number ≥ 1, a share in (0, 1] of those asked, None: all
+    spare: int = 0  # clients that may be missing where the value is None
 
     def __post_init__(self) -> None:
         value = self.value
@@ -130,20 +121,12 @@ class StrategySettings(ABC):
         """
 
     def stated(self, noise: str) -> dict[str, Any]:
-        """Returns the content of privacy.json, with the plan that its numbers follow from.
-
-        Args:
-            noise: as in `statement`.
-        """
+        """Returns the content of privacy.json, with the plan that its numbers follow from."""
         plan = {"mode": self.mode, **self.plan.to_dict()}
         return {**self.statement(noise), "method": self.name, "fedsink": __version__, "plan": plan}
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
-        """Returns a line for the person who starts the run, or None.
-
-        Args:
-            stated: what `statement` or `stated` returned.
-        """
+        """Returns a line for the person who starts the run, given what `stated` returned."""
         return None
 
     @property
@@ -186,21 +169,6 @@ class StrategySettings(ABC):
         Raises:
             ConfigError: naming the client's number of records.
         """
-
-    def check_address(self, address: str | None) -> None:
-        """Refuses a cluster of several machines where clients keep a state on this one.
-
-        Args:
-            address: of the cluster; None: all clients are on this machine.
-
-        Raises:
-            ConfigError: the method's clients keep what they have learned on this machine's disk.
-        """
-        if address is not None and self.remembers:
-            raise ConfigError(
-                f"strategy={self.name} keeps on this machine's disk what its clients have learned: "
-                "leave out engine.address."
-            )
 
     def identity(self) -> dict[str, Any]:
         """Returns the values that a checkpoint and a run that continues from it have in common."""

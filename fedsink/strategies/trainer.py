@@ -26,7 +26,6 @@ class OptimizerSettings:
         schedule: "cosine" (towards zero behind the last step) or "constant".
         ema: decay of the exponential moving average of the weights; 0 keeps none.
         name: "adam", "sgd" (with heavy-ball momentum) or "rmsprop".
-
     """
 
     lr: float

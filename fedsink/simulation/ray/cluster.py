@@ -166,7 +166,6 @@ class CohortPlaces:
                 )
 
     def options(self) -> dict[str, Any]:
-        """Ray's options that give an actor a place."""
         return {
             "num_cpus": self.resources["CPU"],
             "num_gpus": self.resources.get("GPU", 0.0),

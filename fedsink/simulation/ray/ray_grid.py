@@ -276,7 +276,6 @@ class Actor:
         return os.getpid()
 
     def answer(self, said: bytes, jobs: list[Job]) -> list[tuple[int, RecordDict | Error]]:
-        """Answers messages one by one."""
         question: Question = pickle.loads(said)
         grant(question.passes)
         return self._cohort.answer_jobs(question.contents, jobs)
@@ -361,7 +360,6 @@ class Cohorts:
         raise _died() from last
 
     def close(self) -> None:
-        """Ends the actors."""
         for actor in self.actors:
             self.ray.kill(actor)
 

@@ -28,22 +28,14 @@ class Layout:
     Rows come in `groups` of equal size, each a transport problem by itself, with the extra rows of
     the self term at its end. Clients are asked about `blocks`: one group each under the class
     schedule, all groups together under the joint one.
-
-    Attributes:
-        clients: K.
-        classes: C.
-        schedule: names the class that each client is asked about.
-        mixed: True where a group mixes classes.
-        rows_per_class: n, rows of one class in one group.
-        debiased: extra rows of a group as a share of the others.
     """
 
-    clients: int
-    classes: int
-    schedule: Schedule
-    mixed: bool
-    rows_per_class: int
-    debiased: float = 0.0
+    clients: int  # K
+    classes: int  # C
+    schedule: Schedule  # names the class that each client is asked about
+    mixed: bool  # a group mixes classes
+    rows_per_class: int  # n, rows of one class in one group
+    debiased: float = 0.0  # extra rows of a group as a share of the others
 
     @property
     def by_class(self) -> bool:
@@ -107,36 +99,21 @@ class Layout:
 
 
 class SelfParts(NamedTuple):
-    """The share of the self term in the gradient of some groups of rows.
+    """The share of the self term in the gradient of some groups of rows."""
 
-    Attributes:
-        potentials: f for the clients' soft c-transform, (G, n); (G, 0) for `clip=batch`.
-        inside: gradient that clients add inside their clip, (G, n, D); (G, 0, 0) for
-            `clip=record`.
-        outside: gradient that the server adds after averaging, (G, n + n′, D).
-    """
-
-    potentials: Tensor
-    inside: Tensor
-    outside: Tensor
+    potentials: Tensor  # f for the clients' soft c-transform, (G, n); (G, 0) for `clip=batch`
+    inside: Tensor  # gradient that clients add inside their clip, (G, n, D); or (G, 0, 0): none
+    outside: Tensor  # gradient that the server adds after averaging, (G, n + n′, D)
 
 
 @dataclass(frozen=True)
 class RoundRows:
-    """The generated rows of one round, in the coordinates of the view.
+    """The generated rows of one round, in the coordinates of the view."""
 
-    Attributes:
-        round: the round's number in the plan.
-        layout: sizes and labels.
-        kinds: of the groups, (G,).
-        rows: every row, extra ones included, (G, n + n′, D), on the CPU.
-        parts: the self term's share in the gradient.
-    """
-
-    round: int
+    round: int  # its number in the plan
     layout: Layout
-    kinds: Tensor
-    rows: Tensor
+    kinds: Tensor  # of the groups, (G,)
+    rows: Tensor  # every row, extra ones included, (G, n + n′, D), on the CPU
     parts: SelfParts
 
     @property

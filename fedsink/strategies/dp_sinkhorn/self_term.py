@@ -43,7 +43,7 @@ class SelfTermSettings:
         history: H, number of remembered batches.
         p: debiasing share of Definition 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
         tether: k, a factor on the usual squared distance beyond which a row is drawn back
-            (`HistoryField`); None draws nothing back.
+            (`History`); None draws nothing back.
     """
 
     kind: str = "history"
@@ -80,38 +80,32 @@ class SelfTermSettings:
 class SelfTerm(Loss):
     """Computes the self parts of groups of rows, and remembers past rows where it needs them.
 
+    Args:
+        settings: public options.
+        objective: the transport problem.
+        clip: of the clients.
+        layout: of a round.
+        like: a tensor of the rows' type, device and dimension D, (..., D).
+
     Attributes:
         of_records: True where it goes with `clip=record`, whose potentials it gives.
         extra_rows: True where `strategy.p` of the rows are generated for it alone.
+        memory: number of past batches that must be remembered before the first call.
     """
 
     of_records: ClassVar[bool] = False
     extra_rows: ClassVar[bool] = False
+    memory: int = 0
 
-    @classmethod
-    @abstractmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         settings: SelfTermSettings,
         objective: Objective,
         clip: Clip,
         layout: Layout,
         like: Tensor,
-    ) -> SelfTerm:
-        """Returns the self term of a run.
-
-        Args:
-            settings: public options.
-            objective: the transport problem.
-            clip: of the clients.
-            layout: of a round.
-            like: a tensor of the rows' type, device and dimension D, (..., D).
-        """
-
-    @property
-    def memory(self) -> int:
-        """Number of past batches that must be remembered before the first call."""
-        return 0
+    ) -> None:
+        self.settings, self.objective, self.clip, self.layout = settings, objective, clip, layout
 
     @abstractmethod
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
@@ -134,37 +128,45 @@ class SelfTerm(Loss):
                 batch.
         """
 
+    def with_labels(self, points: Tensor, labels: Tensor) -> Tensor:
+        """Returns points, with labels appended where groups mix classes that enter the cost."""
+        classes, weight = self.objective.classes, self.objective.label_weight
+        if not self.layout.mixed or weight == 0.0:
+            return points
+        return append_labels(points, labels, classes, weight, check=False)
 
-class _Remembering(SelfTerm):
-    """Keeps the last H batches of every kind of group, the oldest first."""
+
+class History(SelfTerm):
+    """The last H batches of every kind of group, the oldest first, in the records' place.
+
+    `clip=batch`: −2 ∂_X Ŵ(X, past X), inside the clip.
+
+    `clip=record`: f from X against its own past, and the same field of that past. f is the dual
+    potential of the generator's own transport problem, hence independent of the data. The field
+    −(1/|S|) Σ_s clip((w_is (x_i − s))_i, Δ), clipped like the clients', cancels their mean field
+    where generated and private points have the same distribution.
+
+    A row far from all records is chosen by none of them, and its own past pushes it further away:
+    it is lost. With a tether k its self term is (x_i − m)/n instead, where ‖x_i − m‖² > k·d², m the
+    median of the past by coordinates and d² the median of the past's squared distances to m. This
+    is for classes of one form: where a class has several, rare ones are drawn back as well.
+    """
 
     of_records: ClassVar[bool] = True
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         settings: SelfTermSettings,
         objective: Objective,
         clip: Clip,
         layout: Layout,
         like: Tensor,
-    ) -> SelfTerm:
-        if clip.per_record:
-            return HistoryField(settings, objective, clip, layout, like)
-        return HistoryTransport(settings, objective, layout, like)
-
-    def __init__(
-        self, settings: SelfTermSettings, objective: Objective, layout: Layout, like: Tensor
     ) -> None:
-        self.objective, self._layout = objective, layout
-        sizes = layout.kinds, settings.history, layout.group_rows, like.shape[-1]
-        self._past = like.new_zeros(sizes)
+        super().__init__(settings, objective, clip, layout, like)
+        self.memory = settings.history
+        self._past = like.new_zeros(layout.kinds, self.memory, layout.group_rows, like.shape[-1])
         kinds = ["all"] if layout.mixed else range(layout.classes)
         self._names = [f"history.{kind}" for kind in kinds]
-
-    @property
-    def memory(self) -> int:
-        return self._past.shape[1]
 
     def remember(self, rows: Tensor, kinds: Tensor) -> None:
         kept = self._past.index_select(0, kinds)[:, 1:]
@@ -175,7 +177,7 @@ class _Remembering(SelfTerm):
         return self._past.index_select(0, kinds).flatten(1, 2)
 
     def fill(self, generate: Callable[[Tensor, int], Tensor]) -> None:
-        kinds = torch.arange(self._layout.kinds, device=self._past.device)
+        kinds = torch.arange(self.layout.kinds, device=self._past.device)
         for number in range(self.memory):
             self.remember(generate(kinds, number).to(self._past), kinds)
 
@@ -186,40 +188,21 @@ class _Remembering(SelfTerm):
         for past, name in zip(self._past, self._names, strict=True):
             past.copy_(tensors[name])
 
-
-class HistoryField(_Remembering):
-    """For `clip=record`: f from X against its own past, and the same field of that past.
-
-    f is the dual potential of the generator's own transport problem, hence independent of the
-    data. The field −(1/|S|) Σ_s clip((w_is (x_i − s))_i, Δ), clipped like the clients', cancels
-    their mean field where generated and private points have the same distribution.
-
-    A row far from all records is chosen by none of them, and its own past pushes it further away:
-    it is lost. With a tether k its self term is (x_i − m)/n instead, where ‖x_i − m‖² > k·d², m the
-    median of the past by coordinates and d² the median of the past's squared distances to m. This
-    is for classes of one form: where a class has several, rare ones are drawn back as well.
-    """
-
-    def __init__(
-        self,
-        settings: SelfTermSettings,
-        objective: Objective,
-        clip: Clip,
-        layout: Layout,
-        like: Tensor,
-    ) -> None:
-        super().__init__(settings, objective, layout, like)
-        self.clip = clip
-        self._tether = settings.tether
-
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         past, lam = self.past(kinds), self.objective.lam
+        if not self.clip.per_record:
+            x = self.with_labels(rows, row_labels)
+            past = self.with_labels(past, row_labels.repeat(1, self.memory))
+            cost, solver = self.objective.transport
+            gradient = transport_gradient(x, past, cost, lam, solver=solver).gradient
+            inside = -2.0 * gradient[..., : rows.shape[-1]]
+            return SelfParts(rows.new_zeros(len(rows), 0), inside, torch.zeros_like(inside))
         potentials = potential(rows, past, lam, solver=POTENTIAL_SOLVER)
         # All of it is public: no bound has to hold for one point whatever the others are.
         x, y, f = (values.to(torch.float64) for values in (rows, past, potentials))
         outside = -sum_by_matmul(x, y, f, lam, reduced(self.clip.bound)) / past.shape[1]
-        if self._tether is not None:
-            strays, back = _strays(x, y, self._tether)
+        if self.settings.tether is not None:
+            strays, back = _strays(x, y, self.settings.tether)
             outside = torch.where(strays.unsqueeze(-1), back, outside)
         return SelfParts(potentials, rows.new_zeros(len(rows), 0, 0), outside)
 
@@ -232,19 +215,6 @@ def _strays(rows: Tensor, past: Tensor, tether: float) -> tuple[Tensor, Tensor]:
     return away.square().sum(-1) > tether * usual, away / rows.shape[1]
 
 
-class HistoryTransport(_Remembering):
-    """For `clip=batch`: −2 ∂_X Ŵ(X, past X), inside the clip."""
-
-    def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        past, objective = self.past(kinds), self.objective
-        x = _with_labels(rows, row_labels, objective, self._layout)
-        past = _with_labels(past, row_labels.repeat(1, self.memory), objective, self._layout)
-        cost, solver = objective.transport
-        gradient = transport_gradient(x, past, cost, objective.lam, solver=solver).gradient
-        inside = -2.0 * gradient[..., : rows.shape[-1]]
-        return SelfParts(rows.new_zeros(len(rows), 0), inside, torch.zeros_like(inside))
-
-
 class SemiDebiased(SelfTerm):
     """The paper's −Ŵ(X[0:n], X[n':n+n']) (Definition 4.3): inside the clip for the first n rows.
 
@@ -254,38 +224,15 @@ class SemiDebiased(SelfTerm):
 
     extra_rows: ClassVar[bool] = True
 
-    def __init__(self, objective: Objective, clip: BatchClip, layout: Layout) -> None:
-        self.objective, self.clip, self._layout = objective, clip, layout
-
-    @classmethod
-    def of(
-        cls,
-        settings: SelfTermSettings,
-        objective: Objective,
-        clip: Clip,
-        layout: Layout,
-        like: Tensor,
-    ) -> SelfTerm:
-        return cls(objective, BatchClip(clip.bound), layout)
-
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        n, objective = self._layout.group_rows, self.objective
-        x = _with_labels(rows, row_labels, objective, self._layout)
-        cost, solver = objective.transport
-        gradient = self_gradient(x, n, cost, objective.lam, solver=solver).gradient
+        n, (cost, solver) = self.layout.group_rows, self.objective.transport
+        x = self.with_labels(rows, row_labels)
+        gradient = self_gradient(x, n, cost, self.objective.lam, solver=solver).gradient
         gradient = gradient[..., : rows.shape[-1]]
         outside = torch.zeros_like(gradient)
-        if self._layout.extra:
-            outside[:, n:] = self.clip.apply_each(gradient[:, n:])
+        if self.layout.extra:
+            outside[:, n:] = BatchClip(self.clip.bound).apply_each(gradient[:, n:])
         return SelfParts(rows.new_zeros(len(rows), 0), gradient[:, :n], outside)
-
-
-def _with_labels(points: Tensor, labels: Tensor, objective: Objective, layout: Layout) -> Tensor:
-    """Returns points, with labels appended where groups mix classes and labels enter the cost."""
-    if not layout.mixed or objective.label_weight == 0.0:
-        return points
-    weight = objective.label_weight
-    return append_labels(points, labels, objective.classes, weight, check=False)
 
 
 def self_term(
@@ -293,12 +240,12 @@ def self_term(
 ) -> SelfTerm:
     """Returns the self term that goes with a clip, for rows of the type of `like`, (…, D)."""
     settings.check_clip(clip)
-    return self_term_named(settings.kind).of(settings, objective, clip, layout, like)
+    return self_term_named(settings.kind)(settings, objective, clip, layout, like)
 
 
 SELF_TERMS: Registry[type[SelfTerm]] = Registry(
     "strategy.self_term",
-    {"history": _Remembering, "semi_debiased": SemiDebiased},  # type: ignore[type-abstract]
+    {"history": History, "semi_debiased": SemiDebiased},
     group="fedsink.losses",
 )
 """Self terms by name."""

@@ -149,7 +149,6 @@ class DPSinkhornSettings(CentralSettings):
         )
 
     def reply(self, count: int, weights: int) -> RecordDict:
-        """Returns a gradient at the rows of a block for each use."""
         zeros = torch.zeros(self.layout.block_rows, view_from_dict(self.view).dimension)
         return pack_replies([GradientReply(zeros)] * count)
 

@@ -26,7 +26,7 @@ from fedsink.protocol.exchange import Broadcast, Content
 from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.central_strategy import finite, signal_to_noise
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows
-from fedsink.strategies.dp_sinkhorn.self_term import HistoryField, self_term
+from fedsink.strategies.dp_sinkhorn.self_term import History, self_term
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
 from fedsink.transport.clipped_sums import clipped_pullback
 from fedsink_papers.parameter_gradient.request import (
@@ -187,7 +187,7 @@ class ParameterGradient(DPSinkhorn):
 
     def _history_field(self, request: ParameterRequest, label: Label, rows: RoundRows) -> Tensor:
         """Returns −(1/|S|) Σ_s clip(Jᵀg_s, Δ) over the groups' remembered rows s, (P,) float64."""
-        if not isinstance(self.self_term, HistoryField):
+        if not isinstance(self.self_term, History):
             raise TypeError("clip=record has a self term of remembered rows.")
         inner = request.gradient
         kinds = rows.kinds[rows.groups_of(label)]
