@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsink.commands.command_keys import parse
+from fedsink.commands.command_keys import Parser, parse
 from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink card run=DIR [out=FILE.md|FOLDER] [license=unknown]
@@ -30,7 +30,7 @@ Example: fedsink card run=runs/DATE/TIME-central out=digits license=cc-by-4.0"""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Writes the card; prints its path."""
-    known = {"run": str, "out": Path, "license": _license}
+    known: dict[str, Parser] = {"run": str, "out": Path, "license": _license}
     keys = parse(arguments, known, of="card", needs=("run",))
 
     from fedsink.pages.model_card import PICTURE, model_card, write_publication

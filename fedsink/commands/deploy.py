@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsink.commands.command_keys import not_a_pair
+from fedsink.commands.command_keys import not_a_pair, parse
 from fedsink.deployment.server_folder import deployed_name
 from fedsink.deployment.submission import Submission, app_at, new_folder, submit
 from fedsink.errors import ConfigError
@@ -70,21 +70,12 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The keys of this command, and the others."""
-    own: dict[str, str] = {}
-    overrides = []
     for position, argument in enumerate(arguments):
-        key, equals, value = argument.partition("=")
-        if argument.startswith("-") or not equals:
-            raise ConfigError(not_a_pair(arguments, position, "see fedsink deploy -h"))
-        if key not in _OWN:
-            overrides.append(argument)
-        elif key in own:
-            raise ConfigError(f"{key} was given twice.")
-        else:
-            own[key] = deployed_name(value) if key in ("name", "resume") and value else value
-    for key, example in (("app", "app=deploy"), ("superlink", "superlink=lab")):
-        if not own.get(key):
-            raise ConfigError(f"{key} must be given, for example {example}; see fedsink deploy -h.")
+        if argument.startswith("-") or "=" not in argument:
+            raise ConfigError(not_a_pair(arguments, position, "see fedsink deploy --help"))
+    mine = [argument for argument in arguments if argument.partition("=")[0] in _OWN]
+    overrides = [argument for argument in arguments if argument not in mine]
+    own = parse(mine, dict.fromkeys(_OWN, str), of="deploy", needs=_OWN[:2])
     if own.get("resume") == "":
         raise ConfigError("resume needs the name of a run, which its first line said.")
     if "resume" in own and (overrides or "name" in own):

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from fedsink.commands.command_keys import flag, parse, whole
+from fedsink.commands.command_keys import Parser, flag, parse, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation.sets import Report
 from fedsink.reporting.displays import ForgivingStream
@@ -42,23 +42,12 @@ _BETWEEN_LINES = 20.0  # seconds
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Evaluates, prints, and writes the results into the run folder."""
-    keys = parse(
-        arguments,
-        {
-            "run": str,
-            "suite": str,
-            "classifiers": str,
-            "n": whole(20),
-            "runs": whole(1),
-            "seed": whole(0),
-            "threads": whole(1),
-            "reference": flag,
-            "observation": flag,
-            "inception": str,
-        },
-        of="evaluate",
-        needs=("run",),
-    )
+    known: dict[str, Parser] = {
+        "run": str, "suite": str, "classifiers": str, "n": whole(20), "runs": whole(1),
+        "seed": whole(0), "threads": whole(1), "reference": flag, "observation": flag,
+        "inception": str,
+    }  # fmt: skip
+    keys = parse(arguments, known, of="evaluate", needs=("run",))
     measured = evaluate_run(**keys, report=_reporter(), agree=_agree)
     if sys.stderr is not None and sys.stderr.isatty():
         print(file=sys.stderr)

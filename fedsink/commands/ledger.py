@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsink.clients.ledger.account_report import (
     FORMAT,
@@ -17,7 +17,7 @@ from fedsink.clients.ledger.account_report import (
 )
 from fedsink.clients.ledger.database import Database, problems
 from fedsink.commands import ACTIONS
-from fedsink.commands.command_keys import parse, whole
+from fedsink.commands.command_keys import Parser, parse, whole
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.reporting.displays import format_table
 from fedsink.reporting.output_files import write_atomic
@@ -62,7 +62,10 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     keys = parse(rest, {"policy": Path, "file": Path, "out": Path})
     if "out" in keys and action != "export":
         raise ConfigError(f"out= belongs to fedsink ledger export, not to {action}.")
-    path, policy = _named(keys)
+    if ("policy" in keys) == ("file" in keys):
+        raise ConfigError("Name the ledger by policy= or by file=, one of the two.")
+    policy = _policy(keys["policy"]) if "policy" in keys else None
+    path = keys["file"].expanduser() if policy is None else policy.ledger
     database = Database(path, writable=False) if path.exists() else None
     if database is None and policy is None:
         raise LedgerError(
@@ -71,8 +74,12 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         )
     try:
         if action == "export":
-            empty = {"format": FORMAT, "accounts": []}
-            _export(empty if database is None else export(database), keys.get("out"))
+            accounts = {"format": FORMAT, "accounts": []} if database is None else export(database)
+            text = json.dumps(accounts, indent=2, sort_keys=True, ensure_ascii=False)
+            if "out" in keys:
+                write_atomic(keys["out"].expanduser(), f"{text}\n".encode())
+            else:
+                print(text)
             return 0
         damages = [] if database is None else problems(database)
         if action == "show":
@@ -95,15 +102,19 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 def _state(rest: Sequence[str]) -> int:
     from fedsink.protocol.requests import given_name
 
-    known = {"policy": Path, "run": given_name, "client": whole(0), "clients": whole(1)}
+    known: dict[str, Parser] = {
+        "policy": Path,
+        "run": given_name,
+        "client": whole(0),
+        "clients": whole(1),
+    }
     keys = parse(rest, known, of="ledger", needs=tuple(known))
     if keys["client"] >= keys["clients"]:
         raise ConfigError(f"client={keys['client']} is none of clients={keys['clients']}.")
     from fedsink.clients.node import Node
     from fedsink.clients.node_settings import NodeSettings
-    from fedsink.clients.policy_file import read_policy
 
-    policy = read_policy(keys["policy"].expanduser())
+    policy = _policy(keys["policy"])
     node = Node(NodeSettings.from_policy(policy, clients=keys["clients"]), keys["client"])
     print(json.dumps(node.statement(keys["run"], also_none=True), indent=2))
     return 0
@@ -114,25 +125,17 @@ def _forget_states(rest: Sequence[str]) -> int:
         raise ConfigError(
             f"fedsink ledger forget-states POLICY names one policy file, received {list(rest)}."
         )
-    from fedsink.clients.policy_file import read_policy
     from fedsink.clients.states import forget
 
-    policy = read_policy(Path(rest[0].removeprefix("policy=")).expanduser())
-    forgotten = forget(policy.states)
-    print(f"{forgotten} states of {policy.lineage} are removed.")
+    policy = _policy(Path(rest[0].removeprefix("policy=")))
+    print(f"{forget(policy.states)} states of {policy.lineage} are removed.")
     return 0
 
 
-def _named(keys: Mapping[str, Path]) -> tuple[Path, Policy | None]:
-    """Returns the ledger's file, and the policy that names it."""
-    if ("policy" in keys) == ("file" in keys):
-        raise ConfigError("Name the ledger by policy= or by file=, one of the two.")
-    if "file" in keys:
-        return keys["file"].expanduser(), None
+def _policy(path: Path) -> Policy:
     from fedsink.clients.policy_file import read_policy
 
-    policy = read_policy(keys["policy"].expanduser())
-    return policy.ledger, policy
+    return read_policy(path.expanduser())
 
 
 def _shown(database: Database | None, policy: Policy | None) -> str:
@@ -190,11 +193,3 @@ def _method(run: RunReport) -> str | None:
 
 def _left(ceiling: float | None, spent: float | None) -> float | None:
     return None if ceiling is None or spent is None else max(0.0, ceiling - spent)
-
-
-def _export(accounts: Mapping[str, Any], out: Path | None) -> None:
-    text = json.dumps(accounts, indent=2, sort_keys=True, ensure_ascii=False)
-    if out is None:
-        print(text)
-    else:
-        write_atomic(out.expanduser(), f"{text}\n".encode())

@@ -98,7 +98,7 @@ def _show_identity(arguments: Sequence[str]) -> int:
 
 
 def _certify(arguments: Sequence[str]) -> int:
-    known = {"authority": _path, "client": whole(0), "identity": str}
+    known: dict[str, Parser] = {"authority": _path, "client": whole(0), "identity": str}
     keys = parse(arguments, known, of="node", needs=tuple(known))
     from fedsink.protocol.signing import read_key, read_private_key, shown_key
     from fedsink.secagg.identities import certify

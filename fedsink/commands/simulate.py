@@ -170,7 +170,7 @@ class _Folders:
     def __init__(self, keys: Sequence[str]) -> None:
         places = ("hydra.run.dir=", "hydra.sweep.dir=")
         named = [Path(typed_value(key)).expanduser() for key in keys if key.startswith(places)]
-        self._places = [Path.cwd() / place for place in ("runs", *named)]
+        self._places = [Path.cwd() / place for place in (Path("runs"), *named)]
         paths = [path for place in self._places for path in (place, *place.parents)]
         self._standing = {path.resolve() for path in paths if os.path.exists(path)}
         self._sweeps = self._all_sweeps()

@@ -11,9 +11,6 @@ from typing import Any
 from fedsink.errors import ConfigError
 from fedsink.values import leaves, read_json
 
-SOURCES = ("metrics", "evaluation")
-"""First words of an objective: files of a run folder."""
-
 
 class NoFigureError(ConfigError):
     """A finished run has no number of the objective's name: the sweep ends there."""
@@ -31,7 +28,7 @@ class SweepObjective:
 
     def __post_init__(self) -> None:
         source, _, name = self.key.partition(".")
-        if source not in SOURCES or not name:
+        if source not in ("metrics", "evaluation") or not name:
             raise ConfigError(
                 f"objective={self.key} must be metrics.KEY or evaluation.KEY, such as "
                 "metrics.loss or evaluation.accuracy.cnn."
@@ -40,7 +37,16 @@ class SweepObjective:
     def value(self, folder: Path) -> float:
         """Returns the figure of the run in a folder, which is evaluated where the key asks."""
         source, _, name = self.key.partition(".")
-        figures = dict(leaves(_evaluation(folder) if source == SOURCES[1] else _metrics(folder)))
+        if source == "evaluation":
+            from fedsink.simulation.run_figures import evaluate_run
+
+            found = evaluate_run(str(folder)).figures
+        else:
+            lines = folder / "metrics.jsonl"
+            last = (lines.read_text("utf-8").splitlines() if lines.is_file() else [])[-1:]
+            found = read_json(last[0]) if last else {}
+            found |= read_json((folder / "metrics.json").read_bytes())
+        figures = dict(leaves(found))
         value = figures.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             known = ", ".join(
@@ -50,19 +56,6 @@ class SweepObjective:
         if not math.isfinite(value):
             raise ConfigError(f"{self.key} of {folder} is {value}: the run is no choice.")
         return float(value)
-
-
-def _metrics(folder: Path) -> dict[str, Any]:
-    lines = folder / "metrics.jsonl"
-    last = (lines.read_text("utf-8").splitlines() if lines.is_file() else [])[-1:]
-    figures: dict[str, Any] = read_json(last[0]) if last else {}
-    return figures | read_json((folder / "metrics.json").read_bytes())
-
-
-def _evaluation(folder: Path) -> dict[str, Any]:
-    from fedsink.simulation.run_figures import evaluate_run
-
-    return evaluate_run(str(folder)).figures
 
 
 def price_of_choice(folders: Sequence[Path]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsink import __version__
-from fedsink.commands.command_keys import flag, parse
+from fedsink.commands.command_keys import Parser, flag, parse
 
 if TYPE_CHECKING:
     from fedsink.server.verification import Verdict
@@ -37,7 +37,7 @@ Example: fedsink verify run=received peers=hospitals.toml"""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Prints the verdict; returns 0 if it is the best that was asked for, else 1."""
-    known = {"run": Path, "peers": Path, "json": flag}
+    known: dict[str, Parser] = {"run": Path, "peers": Path, "json": flag}
     keys = parse(arguments, known, of="verify", needs=("run",))
 
     from fedsink.protocol.signing import read_keys, shown_key

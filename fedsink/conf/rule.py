@@ -201,9 +201,8 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
     facts = [data.get(key) for key in ("shape", "classes", "nominal_records")]
     if None in facts:
         return None
-    shape, classes, records = (
-        OmegaConf.to_container(fact) if OmegaConf.is_config(fact) else fact for fact in facts
-    )
+    plain: list[Any] = [OmegaConf.to_container(f) if OmegaConf.is_config(f) else f for f in facts]
+    shape, classes, records = plain
     spec = DataSpec("data", shape, classes, records)
     if len(spec.shape) != 3:
         raise ConfigError(

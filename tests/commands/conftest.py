@@ -86,6 +86,10 @@ class Outcome:
 
 
 Command = Callable[..., Outcome]
+Finished = tuple[Outcome, Path]
+"""What a command said, and the folder of its run."""
+Played = tuple[Path, list[Outcome]]
+"""A folder, and what the commands said that were run there."""
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +149,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(foreign: Path) -> tuple[Outcome, Path]:
+def finished(foreign: Path) -> Finished:
     """A finished central run, made by the installed script in the foreign folder."""
     outcome = run_once("simulate", "mode=central", *WITH_PAGE, cwd=foreign)
     return outcome, Path(outcome.last)

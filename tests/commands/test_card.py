@@ -21,7 +21,7 @@ from PIL import Image
 from fedsink.pages.page import number
 from fedsink.server.finished import open_run
 
-from .conftest import Outcome, run_many
+from .conftest import Finished, Played, run_many
 
 pytestmark = pytest.mark.medium
 
@@ -38,8 +38,8 @@ _EVALUATION = {
 
 @pytest.fixture(scope="module")
 def carded(
-    finished: tuple[Outcome, Path], finished_ldp: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Outcome]]:
+    finished: Finished, finished_ldp: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Played:
     folder = tmp_path_factory.mktemp("carded")
     shutil.copytree(finished[1], folder / "central")
     shutil.copytree(finished_ldp, folder / "ldp")
@@ -77,7 +77,7 @@ def _parts(path: Path) -> tuple[dict[str, object], str]:
     return yaml.safe_load(header), text
 
 
-def test_the_header_is_what_the_hub_reads(carded: tuple[Path, list[Outcome]]) -> None:
+def test_the_header_is_what_the_hub_reads(carded: Played) -> None:
     folder, outcomes = carded
     assert outcomes[0].code == outcomes[1].code == 0, outcomes[:2]
     header, _ = _parts(folder / "central" / "README.md")
@@ -106,7 +106,7 @@ def test_the_header_is_what_the_hub_reads(carded: tuple[Path, list[Outcome]]) ->
     assert "has not been evaluated: fedsink evaluate run=" in outcomes[1].err
 
 
-def test_a_card_says_what_a_reader_needs(carded: tuple[Path, list[Outcome]]) -> None:
+def test_a_card_says_what_a_reader_needs(carded: Played) -> None:
     folder, _ = carded
     _, text = _parts(folder / "central" / "README.md")
     stated = json.loads((folder / "central" / "privacy.json").read_text())
@@ -124,9 +124,7 @@ def test_a_card_says_what_a_reader_needs(carded: tuple[Path, list[Outcome]]) -> 
     assert "**ε = 35, δ = 0" in text
 
 
-def test_a_card_promises_nothing_where_nothing_is_protected(
-    carded: tuple[Path, list[Outcome]],
-) -> None:
+def test_a_card_promises_nothing_where_nothing_is_protected(carded: Played) -> None:
     folder, outcomes = carded
     assert outcomes[7].code == 0, outcomes[7].err
     header, text = _parts(folder / "unprotected" / "README.md")
@@ -139,7 +137,7 @@ def test_a_card_promises_nothing_where_nothing_is_protected(
 
 
 @pytest.mark.parametrize("name", ["central/README.md", "deep/ldp.md"])
-def test_a_card_holds_no_path_key_or_count(carded: tuple[Path, list[Outcome]], name: str) -> None:
+def test_a_card_holds_no_path_key_or_count(carded: Played, name: str) -> None:
     folder, _ = carded
     text = (folder / name).read_text()
     run = folder / ("central" if "central" in name else "ldp")
@@ -153,9 +151,7 @@ def test_a_card_holds_no_path_key_or_count(carded: tuple[Path, list[Outcome]], n
     assert not re.search(r"(?<![\w:/.])/(home|root|tmp|Users|var)/", text)
 
 
-def test_a_folder_for_the_hub_holds_what_was_released_and_nothing_else(
-    carded: tuple[Path, list[Outcome]],
-) -> None:
+def test_a_folder_for_the_hub_holds_what_was_released_and_nothing_else(carded: Played) -> None:
     folder, outcomes = carded
     hub, run = folder / "hub", folder / "central"
     assert outcomes[8].code == 0, outcomes[8].err
@@ -176,7 +172,7 @@ def test_a_folder_for_the_hub_holds_what_was_released_and_nothing_else(
     assert (run / "samples.png").read_bytes() == (hub / "samples.png").read_bytes()
 
 
-def test_the_hub_itself_reads_the_folder(carded: tuple[Path, list[Outcome]]) -> None:
+def test_the_hub_itself_reads_the_folder(carded: Played) -> None:
     card = ModelCard.load(carded[0] / "hub" / "README.md")
     assert [(r.metric_type, r.metric_value) for r in card.data.eval_results] == [
         ("accuracy", 0.8123),
@@ -195,7 +191,7 @@ _OBSERVED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["central", "ldp"])
 def test_the_example_of_a_card_draws_what_fedsink_draws(
-    carded: tuple[Path, list[Outcome]], tmp_path: Path, name: str
+    carded: Played, tmp_path: Path, name: str
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(carded[0] / name, run)
@@ -223,7 +219,7 @@ def test_the_example_of_a_card_draws_what_fedsink_draws(
 
 
 @pytest.mark.slow
-def test_the_commands_of_a_card_repeat_the_run(carded: tuple[Path, list[Outcome]]) -> None:
+def test_the_commands_of_a_card_repeat_the_run(carded: Played) -> None:
     folder, _ = carded
     _, text = _parts(folder / "central" / "README.md")
     sample, simulate = (shlex.split(c) for c in re.findall(r"```bash\nfedsink (.*)\n```", text))
@@ -234,7 +230,7 @@ def test_the_commands_of_a_card_repeat_the_run(carded: tuple[Path, list[Outcome]
     assert (folder / "again" / name).read_bytes() == (folder / "central" / name).read_bytes()
 
 
-def test_what_a_server_states_is_text(carded: tuple[Path, list[Outcome]]) -> None:
+def test_what_a_server_states_is_text(carded: Played) -> None:
     folder, _ = carded
     text = (folder / "hostile" / "README.md").read_text()
     assert "<script" not in text
@@ -256,9 +252,7 @@ def test_what_a_server_states_is_text(carded: tuple[Path, list[Outcome]]) -> Non
         (11, "privacy.json has another SHA-256 than SHA256SUMS says: it was changed after the"),
     ],
 )
-def test_what_gives_no_card_is_one_sentence(
-    carded: tuple[Path, list[Outcome]], line: int, message: str
-) -> None:
+def test_what_gives_no_card_is_one_sentence(carded: Played, line: int, message: str) -> None:
     folder, outcomes = carded
     assert not (folder / "changed").exists()
     assert outcomes[line].code == 2

@@ -49,11 +49,7 @@ def folder(compared: dict[str, Outcome]) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "page"),
-    [
-        ("list", "compare.html"),
-        ("out", "new/page.html"),
-        ("sweep", "sweep/compare.html"),
-    ],
+    [("list", "compare.html"), ("out", "new/page.html"), ("sweep", "sweep/compare.html")],
 )
 def test_a_table_is_printed_and_a_page_is_written(
     compared: dict[str, Outcome], folder: Path, name: str, page: str

@@ -109,19 +109,6 @@ def test_a_finished_run_prints_its_folder_last(
 
 
 @pytest.mark.slow
-def test_results_that_do_not_arrive_whole_leave_nothing(
-    flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OUTCOME", "torn")
-    assert deploy(*KEYS, f"folder={tmp_path / 'runs' / 'run'}", "name=trial") == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "did not arrive whole (it ends after 1 of 3 frames)" in err
-    assert "fedsink fetch run=trial" in err
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
 def test_a_run_is_fetched_by_its_name(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,38 +133,28 @@ def test_a_name_that_is_a_path_is_refused(
     assert not flwr.exists()
 
 
+FAILURES = {
+    "failed": ("fedsink: client 1 refused the request.",),  # flwr run itself exits with 0
+    "unreachable": ("superlink=lab: Connection refused",),
+    "silent": ("run 4711 ended without results (its status is finished:failed)", "log 4711 lab"),
+    "torn": ("did not arrive whole (it ends after 1 of 3 frames)", "fedsink fetch run=trial"),
+}
+
+
 @pytest.mark.medium
-def test_a_failed_run_exits_with_the_servers_sentence(
-    flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """flwr run itself exits with 0."""
-    monkeypatch.setenv("OUTCOME", "failed")
-    assert deploy(*KEYS, f"folder={tmp_path / 'run'}") == 1
+@pytest.mark.quick("failed", "unreachable")
+@pytest.mark.parametrize("outcome", FAILURES)
+def test_a_run_that_fails_is_exit_1_and_a_sentence_and_leaves_nothing(
+    flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    outcome: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("OUTCOME", outcome)
+    assert deploy(*KEYS, f"folder={tmp_path / 'runs' / 'run'}", "name=trial") == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[-1] == "fedsink: client 1 refused the request."
-
-
-@pytest.mark.slow
-def test_a_run_that_left_no_word_is_not_taken_for_a_success(
-    flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OUTCOME", "silent")
-    assert deploy(*KEYS, f"folder={tmp_path / 'run'}") == 1
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert "run 4711 ended without results (its status is finished:failed)" in message
-    assert "flwr log 4711 lab" in message
-
-
-@pytest.mark.medium
-def test_a_superlink_that_cannot_be_reached_is_named(
-    flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OUTCOME", "unreachable")
-    assert deploy(*KEYS, f"folder={tmp_path / 'run'}") == 1
-    message = capsys.readouterr().err
-    assert "superlink=lab: Connection refused" in message
-    assert "\x1b" not in message
+    assert "\x1b" not in err
+    assert all(words in err.splitlines()[-1] for words in FAILURES[outcome])
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,19 @@ import io
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
 from fedsink.commands import evaluate as command
 from fedsink.errors import ConfigError
 
-from .conftest import SMALL, Outcome, run_many
+from .conftest import SMALL, Finished, Played, run_many
 
 pytestmark = pytest.mark.slow  # a process that evaluates fifteen times
 
 
 @pytest.fixture(scope="module")
-def evaluated(
-    finished: tuple[Outcome, Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Outcome]]:
+def evaluated(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Played:
     folder = tmp_path_factory.mktemp("evaluated")
     shutil.copytree(finished[1], folder / "images")
     lines = [
@@ -49,9 +46,7 @@ def evaluated(
     return folder, run_many([(folder, line) for line in lines])
 
 
-def test_accuracies_are_fractions_written_into_the_run_folder(
-    evaluated: tuple[Path, list[Outcome]],
-) -> None:
+def test_accuracies_are_fractions_written_into_the_run_folder(evaluated: Played) -> None:
     outcome = evaluated[1][0]
     assert outcome.code == 0, outcome.err
     path = evaluated[0] / "images" / "evaluation.json"
@@ -67,16 +62,14 @@ def test_accuracies_are_fractions_written_into_the_run_folder(
     assert result["sliced_w2"] > 0
 
 
-def test_the_table_is_on_standard_output_and_nothing_on_the_other(
-    evaluated: tuple[Path, list[Outcome]],
-) -> None:
+def test_the_table_is_on_standard_output_and_nothing_on_the_other(evaluated: Played) -> None:
     outcome = evaluated[1][0]
     for word in ("logreg", "mlp", "cnn", "sliced W2", "images per class", "real data"):
         assert word in outcome.out
     assert outcome.err == ""
 
 
-def test_points_get_distances(evaluated: tuple[Path, list[Outcome]]) -> None:
+def test_points_get_distances(evaluated: Played) -> None:
     folder, outcomes = evaluated
     assert outcomes[2].code == 0, outcomes[2].err
     result = json.loads((folder / "points" / "evaluation.json").read_text())
@@ -84,9 +77,7 @@ def test_points_get_distances(evaluated: tuple[Path, list[Outcome]]) -> None:
     assert "accuracy" not in result
 
 
-def test_an_unconditional_generator_has_no_accuracy(
-    evaluated: tuple[Path, list[Outcome]],
-) -> None:
+def test_an_unconditional_generator_has_no_accuracy(evaluated: Played) -> None:
     folder, outcomes = evaluated
     assert outcomes[4].code == 0, outcomes[4].err
     assert "no labels to train classifiers on" in outcomes[4].err
@@ -95,9 +86,7 @@ def test_an_unconditional_generator_has_no_accuracy(
     assert result["sliced_w2"] > 0
 
 
-def test_paper_has_its_own_file_with_seeds_spread_ceiling_and_floor(
-    evaluated: tuple[Path, list[Outcome]],
-) -> None:
+def test_paper_has_its_own_file_with_seeds_spread_ceiling_and_floor(evaluated: Played) -> None:
     folder, outcomes = evaluated
     outcome = outcomes[5]
     assert outcome.code == 0, outcome.err
@@ -118,9 +107,7 @@ def test_paper_has_its_own_file_with_seeds_spread_ceiling_and_floor(
     assert fast["n"] == 200, "suite=fast keeps its file"
 
 
-def test_the_generator_s_own_pictures_have_a_file_of_their_own(
-    evaluated: tuple[Path, list[Outcome]],
-) -> None:
+def test_the_generator_s_own_pictures_have_a_file_of_their_own(evaluated: Played) -> None:
     folder, outcomes = evaluated
     assert outcomes[11].code == 0, outcomes[11].err
     assert outcomes[11].last == str(folder / "images" / "evaluation-bare.json")
@@ -133,9 +120,7 @@ def test_the_generator_s_own_pictures_have_a_file_of_their_own(
     assert bare["sliced_w2"] != observed["sliced_w2"]
 
 
-def test_full_measures_the_pictures_too_and_says_what_it_left_out(
-    evaluated: tuple[Path, list[Outcome]],
-) -> None:
+def test_full_measures_the_pictures_too_and_says_what_it_left_out(evaluated: Played) -> None:
     folder, outcomes = evaluated
     outcome = outcomes[6]
     assert outcome.code == 0, outcome.err
@@ -146,9 +131,7 @@ def test_full_measures_the_pictures_too_and_says_what_it_left_out(
     assert outcome.err == ""
 
 
-def test_the_published_classifiers_have_a_file_of_their_own(
-    evaluated: tuple[Path, list[Outcome]],
-) -> None:
+def test_the_published_classifiers_have_a_file_of_their_own(evaluated: Played) -> None:
     folder, outcomes = evaluated
     outcome = outcomes[14]
     assert outcome.code == 0, outcome.err
@@ -181,9 +164,7 @@ def test_the_published_classifiers_have_a_file_of_their_own(
         (18, "inception= is for FID of images, and the run's data are points."),
     ],
 )
-def test_refusals_are_one_line(
-    evaluated: tuple[Path, list[Outcome]], index: int, message: str
-) -> None:
+def test_refusals_are_one_line(evaluated: Played, index: int, message: str) -> None:
     outcome = evaluated[1][index]
     assert outcome.code == 2
     assert message in outcome.err

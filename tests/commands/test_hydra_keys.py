@@ -131,10 +131,7 @@ def test_what_is_no_set_of_keys_is_refused(arguments: Sequence[str], message: st
 
 @pytest.mark.parametrize("gone", GONE)
 def test_what_is_gone_is_refused_by_name_with_what_replaces_it(
-    gone: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = {"methods": "compare"}.get(gone, "simulate")

@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from .conftest import SMALL, Outcome, run_many
+from .conftest import SMALL, Finished, Played, run_many
 
 pytestmark = pytest.mark.slow  # a process that runs twice and samples some thirty times
 
 
 @pytest.fixture(scope="module")
 def sampled(
-    finished: tuple[Outcome, Path], finished_ldp: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Outcome]]:
+    finished: Finished, finished_ldp: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Played:
     """All that is sampled in this module, by one process in one folder."""
     folder = tmp_path_factory.mktemp("sampled")
     run, damaged = finished[1], folder / "damaged"
@@ -74,7 +74,7 @@ def sampled(
     return folder, run_many([(folder, line) for line in lines])
 
 
-def test_an_archive_holds_bytes_and_labels(sampled: tuple[Path, list[Outcome]]) -> None:
+def test_an_archive_holds_bytes_and_labels(sampled: Played) -> None:
     folder, outcomes = sampled
     assert outcomes[0].code == 0, outcomes[0].err
     assert outcomes[0].last == "one.npz"
@@ -88,7 +88,7 @@ def test_an_archive_holds_bytes_and_labels(sampled: tuple[Path, list[Outcome]]) 
         assert file["x"].shape == (40, 1, 8, 8)
 
 
-def test_the_seed_decides_the_sample(sampled: tuple[Path, list[Outcome]]) -> None:
+def test_the_seed_decides_the_sample(sampled: Played) -> None:
     folder, _ = sampled
     files = {name: np.load(folder / f"{name}.npz") for name in ("one", "same", "other")}
     for key in ("x", "y"):
@@ -96,7 +96,7 @@ def test_the_seed_decides_the_sample(sampled: tuple[Path, list[Outcome]]) -> Non
         assert not np.array_equal(files["one"][key], files["other"][key])
 
 
-def test_pictures_are_observed_unless_that_is_left_out(sampled: tuple[Path, list[Outcome]]) -> None:
+def test_pictures_are_observed_unless_that_is_left_out(sampled: Played) -> None:
     folder, outcomes = sampled
     observed = [*outcomes[14:18], outcomes[28]]
     assert [outcome.code for outcome in observed] == [0, 2, 0, 0, 0], observed
@@ -120,7 +120,7 @@ def test_pictures_are_observed_unless_that_is_left_out(sampled: tuple[Path, list
     assert apart[0] > 1.3 * apart[1] > 0.0  # few latents: nearly linear in them
 
 
-def test_a_folder_holds_the_same_images_by_class(sampled: tuple[Path, list[Outcome]]) -> None:
+def test_a_folder_holds_the_same_images_by_class(sampled: Played) -> None:
     folder, outcomes = sampled
     assert outcomes[4].code == 0, outcomes[4].err
     assert {p.name for p in (folder / "pictures").iterdir()} == {str(c) for c in range(10)}
@@ -133,7 +133,7 @@ def test_a_folder_holds_the_same_images_by_class(sampled: tuple[Path, list[Outco
                 assert np.array_equal(np.asarray(picture), file["x"][number, 0])
 
 
-def test_points_are_floats_and_no_pictures(sampled: tuple[Path, list[Outcome]]) -> None:
+def test_points_are_floats_and_no_pictures(sampled: Played) -> None:
     folder, outcomes = sampled
     assert outcomes[12].code == 0, outcomes[12].err
     with np.load(folder / "points.npz") as file:
@@ -160,9 +160,7 @@ def test_points_are_floats_and_no_pictures(sampled: tuple[Path, list[Outcome]]) 
         (27, "write to a .npz file."),
     ],
 )
-def test_what_cannot_be_sampled_is_one_sentence(
-    sampled: tuple[Path, list[Outcome]], line: int, message: str
-) -> None:
+def test_what_cannot_be_sampled_is_one_sentence(sampled: Played, line: int, message: str) -> None:
     folder, outcomes = sampled
     assert outcomes[line].code == 2
     assert message in outcomes[line].err
@@ -170,9 +168,7 @@ def test_what_cannot_be_sampled_is_one_sentence(
     assert not {"x.npz", "x.parquet"} & {path.name for path in folder.iterdir()}
 
 
-def test_parquet_holds_the_same_images_as_hugging_face_reads_them(
-    sampled: tuple[Path, list[Outcome]],
-) -> None:
+def test_parquet_holds_the_same_images_as_hugging_face_reads_them(sampled: Played) -> None:
     folder, outcomes = sampled
     assert outcomes[18].code == 0, outcomes[18].err
     table = parquet.read_table(folder / "one.parquet")
@@ -195,7 +191,7 @@ def test_parquet_holds_the_same_images_as_hugging_face_reads_them(
                 assert np.array_equal(np.asarray(shown), file["x"][number, 0])
 
 
-def test_classes_can_be_balanced_and_chosen(sampled: tuple[Path, list[Outcome]]) -> None:
+def test_classes_can_be_balanced_and_chosen(sampled: Played) -> None:
     folder, outcomes = sampled
     assert [outcome.code for outcome in outcomes[18:23]] == [0] * 5, outcomes[18:23]
     labels = np.load(folder / "balanced.npz")["y"]
@@ -210,9 +206,7 @@ def test_classes_can_be_balanced_and_chosen(sampled: tuple[Path, list[Outcome]])
     assert {name: count for name, count in counts.items() if count} == {"5": 4, "3": 3}
 
 
-def test_dpimagebench_reads_pictures_as_numbers_from_0_to_1(
-    sampled: tuple[Path, list[Outcome]],
-) -> None:
+def test_dpimagebench_reads_pictures_as_numbers_from_0_to_1(sampled: Played) -> None:
     folder, outcomes = sampled
     written, folders, points = outcomes[-3:]
     assert written.code == 0, written.err

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import SMALL, Outcome, run_many
+from .conftest import SMALL, Played, run_many
 
 _SMALL = [*SMALL[:2], "rounds=3", "report.pictures=0", "--multirun"]
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     folder, bad = (tmp_path_factory.mktemp(name) for name in ("sweep", "refused"))
     lines = [
         (folder, ["simulate", *_SMALL, "eps=1,0,3", "seed=0", "hydra.sweep.dir=three"]),
@@ -24,9 +24,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome
 
 
 @pytest.mark.slow
-def test_the_runs_of_a_sweep_go_on_where_one_is_refused(
-    played: tuple[Path, list[Outcome]],
-) -> None:
+def test_the_runs_of_a_sweep_go_on_where_one_is_refused(played: Played) -> None:
     folder, (done, again, _) = played
     refused = "eps must be a finite number > 0, received 0."
     assert done.code == 2
@@ -45,9 +43,7 @@ def test_the_runs_of_a_sweep_go_on_where_one_is_refused(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_cannot_be_composed_leaves_nothing(
-    played: tuple[Path, list[Outcome]],
-) -> None:
+def test_a_sweep_that_cannot_be_composed_leaves_nothing(played: Played) -> None:
     outcome = played[1][2]
     assert (outcome.code, outcome.out, outcome.left) == (2, "", ())
     assert "There is no data=mnits" in outcome.err

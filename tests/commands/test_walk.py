@@ -19,9 +19,7 @@ from fedsink.server.folder import RunFolder, stored_config
 from ..support import picture_files, writers
 
 CLASSES = ("chat", "été", "l'œuf", 'a, "b" [c] $5')
-OWN = ",".join(
-    ("chat", '"été"', '"l\'œuf"', r'"a, \"b\" [c] $5"'),
-)
+OWN = ",".join(("chat", '"été"', '"l\'œuf"', r'"a, \"b\" [c] $5"'))
 SMALL = {"engine": "local", "clients": "2", "rounds": "2", "report.pictures": "1", "seed": "0"}
 
 
@@ -72,7 +70,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> dict[str
     downloaded = [f"data.root={tiny_data}", "data.nominal_records=200"]
     return {
         "image_folder": [
-            *(f"data.root={root / 'own'}", f"data.classes=[{OWN}]", "data.shape=[3,8,8]", small),
+            *(f"data.root={root / 'own'}", f"data.classes=[{OWN}]", "data.shape=[3,8,8]", small)
         ],
         "mnist": downloaded,
         "fashion_mnist": downloaded,

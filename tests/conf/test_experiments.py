@@ -19,6 +19,7 @@ def composed(name: str, *more: str) -> dict[str, object]:
 @pytest.mark.quick("digits_*", "half_circle_*", "*celeba")
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_what_it_is_and_composes_at_each_of_its_scales(name: str) -> None:
+    """Composing refuses a key of its file that changes nothing."""
     first, second = FILES[name].read_text().splitlines()[:2]
     assert first == "# @package _global_"
     assert second.startswith("# ")

@@ -35,7 +35,6 @@ from fedsink.simulation.simulated_run import start
 from fedsink.values import leaves
 
 from ..support import picture_files
-from .conftest import NAMES, root, scales
 
 Install = Callable[[dict[str, str], str], None]
 SHORT = (
@@ -451,11 +450,3 @@ def test_an_idle_key_that_refers_to_an_inherited_one_is_refused(install_package:
     _install_experiment(install_package, "heir", heir)
     with pytest.raises(ConfigError, match=r"strategy\.p=1e-05 of experiment=heir changes"):
         compose_config(["experiment=heir", "scale=smoke"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_no_experiment_sets_a_key_that_changes_nothing(name: str) -> None:
-    for scale in scales(name) or {None}:
-        also = [] if scale is None else [f"scale={scale}"]
-        assert compose_config([f"experiment={name}", *root(name), *also])

@@ -25,17 +25,10 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 VARIANTS = (
-    "fashion_curator_eps1",
-    "fashion_curator_eps10",
-    "mnist_conv_eps10",
-    "mnist_curator_eps005",
-    "mnist_curator_eps1",
-    "mnist_eps02",
-    "mnist_eps1_k1000",
-    "mnist_nonprivate",
-    "other_shapes",
+    "fashion_curator_eps1", "fashion_curator_eps10", "mnist_conv_eps10", "mnist_curator_eps005",
+    "mnist_curator_eps1", "mnist_eps02", "mnist_eps1_k1000", "mnist_nonprivate", "other_shapes",
     "shapes_from_shapes",
-)
+)  # fmt: skip
 """Experiments made of parts that other ones here have."""
 
 
