@@ -251,7 +251,15 @@ BARE: tuple[str, ...] = (
 LIMITS: dict[str, int] = {
     **dict.fromkeys(("a deployment", "a lean node", "masked sums", TUTORIAL), 1200),
     **dict.fromkeys(
-        ("docs/compare.md", "docs/evaluation.md", "docs/install.md", "docs/papers.md", FLOWER), 1800
+        (
+            "docs/compare.md",
+            "docs/evaluation.md",
+            "docs/guide.md",
+            "docs/install.md",
+            "docs/papers.md",
+            FLOWER,
+        ),
+        1800,
     ),
 }
 
