@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,18 +37,12 @@ Install = Callable[..., None]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Lays out an installed package that states one entry point "octagon" of "fedsink.shapes"."""
+def install(install_package: Install) -> Install:
+    """Installs a package that states one entry point "octagon" of "fedsink.shapes"."""
 
     def lay_out(package: str, content: str, name: str = "octagon") -> None:
-        site = tmp_path / package
-        information = site / f"{package}-1.0.dist-info"
-        information.mkdir(parents=True)
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\n")
         entry = f"[fedsink.shapes]\n{name} = {package}:Octagon\n"
-        (information / "entry_points.txt").write_text(entry)
-        (site / f"{package}.py").write_text(content)
-        monkeypatch.syspath_prepend(str(site))
+        install_package({f"{package}.py": content}, entry, package)
 
     return lay_out
 
@@ -125,6 +118,7 @@ def test_an_installed_package_adds_a_name(install: Install) -> None:
     install("octagons", "class Octagon:\n    pass\n")
     registry = shapes()
     assert sorted(registry) == ["octagon", "square"]
+    assert "octagon" not in SHAPES  # which has no group
     assert registry.find("octagon").__module__ == "octagons"
     assert type(registry.build("octagon", {})) is registry["octagon"]
     with pytest.raises(ModelError, match=r"octagon, square\. Did you mean octagon"):
@@ -154,11 +148,6 @@ def test_two_packages_with_one_name_are_refused(install: Install) -> None:
     install("second", "class Octagon:\n    pass\n")
     with pytest.raises(ModelError, match="several installed packages, first and second: uninst"):
         shapes().find("octagon")
-
-
-def test_without_a_group_no_package_adds_anything(install: Install) -> None:
-    install("octagons", "class Octagon:\n    pass\n")
-    assert sorted(SHAPES) == ["point", "square"]
 
 
 def test_a_name_can_be_set_and_forgotten() -> None:
