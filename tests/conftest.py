@@ -146,26 +146,28 @@ def install_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[dict[str, str], str], None]]:
     """Installs a package for one test: its files by path, and its entry_points.txt."""
+    from fedsink.clients.answers import ANSWERS
     from fedsink.data.sources import SOURCES
+    from fedsink.models import GENERATORS
     from fedsink.privacy import LOCAL_MECHANISMS
 
     def forget() -> None:
-        for registry in (SOURCES, LOCAL_MECHANISMS):
+        for registry in (SOURCES, LOCAL_MECHANISMS, ANSWERS, GENERATORS):
             vars(registry).pop("_installed", None)
 
     before = set(sys.modules)
     site = tmp_path / "site"
 
-    def install(files: dict[str, str], points: str) -> None:
-        info = {"plugin-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: plugin\n"}
-        for name, text in {
-            **info,
-            **files,
-            "plugin-1.0.dist-info/entry_points.txt": points,
-        }.items():
-            (site / name).parent.mkdir(parents=True, exist_ok=True)
-            (site / name).write_text(text)
-        monkeypatch.syspath_prepend(str(site))
+    def install(files: dict[str, str], points: str, package: str = "plugin") -> None:
+        info = f"{package}-1.0.dist-info"
+        about = {
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\n",
+            f"{info}/entry_points.txt": points,
+        }
+        for name, text in {**files, **about}.items():
+            (site / package / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / package / name).write_text(text)
+        monkeypatch.syspath_prepend(str(site / package))
         forget()
 
     yield install

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from hydra.errors import HydraException
@@ -37,18 +36,12 @@ Install = Callable[..., None]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Lays out an installed package that states one entry point "octagon" of "fedsink.shapes"."""
+def install(install_package: Install) -> Install:
+    """Installs a package that states one entry point "octagon" of "fedsink.shapes"."""
 
     def lay_out(package: str, content: str, name: str = "octagon") -> None:
-        site = tmp_path / package
-        information = site / f"{package}-1.0.dist-info"
-        information.mkdir(parents=True)
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\n")
         entry = f"[fedsink.shapes]\n{name} = {package}:Octagon\n"
-        (information / "entry_points.txt").write_text(entry)
-        (site / f"{package}.py").write_text(content)
-        monkeypatch.syspath_prepend(str(site))
+        install_package({f"{package}.py": content}, entry, package)
 
     return lay_out
 
@@ -122,6 +115,7 @@ def test_an_installed_package_adds_a_name(install):
     install("octagons", "class Octagon:\n    pass\n")
     registry = shapes()
     assert sorted(registry) == ["octagon", "square"]
+    assert "octagon" not in SHAPES  # which has no group
     assert registry.find("octagon").__module__ == "octagons"
     assert type(registry.build("octagon", {})) is registry["octagon"]
     with pytest.raises(ModelError, match=r"octagon, square\. Did you mean octagon"):
@@ -158,7 +152,7 @@ def test_without_a_group_no_package_adds_anything(install):
     assert sorted(SHAPES) == ["point", "square"]
 
 
-def test_a_name_can_be_set_and_forgotten():
+def test_a_name_can_be_set_and_forgotten() -> None:
     registry = shapes()
     registry["dot"] = Point
     assert registry.find("dot") is Point

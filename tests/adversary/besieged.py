@@ -45,10 +45,7 @@ def few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return records, torch.full((2,), CLASSES - 1)
 
 
-HOLDINGS: dict[str, Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]] = {
-    "many": many,
-    "few": few,
-}
+HOLDINGS: dict[str, Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]] = {"many": many, "few": few}
 
 
 class BesiegedNode:

@@ -110,11 +110,7 @@ class OwnersNode:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        noise: str = "fast",
-        epsilon: float = 1e6,
-        plan: PrivacyPlan = PLAN,
+        self, folder: Path, noise: str = "fast", epsilon: float = 1e6, plan: PrivacyPlan = PLAN
     ) -> None:
         folder.mkdir(parents=True)
         self._plan = plan
@@ -235,11 +231,7 @@ class OwnersNode:
 
 
 def _answers(
-    policy: Path,
-    messages: Sequence[Asked],
-    fault: Fault,
-    stop: bool,
-    together: Barrier,
+    policy: Path, messages: Sequence[Asked], fault: Fault, stop: bool, together: Barrier
 ) -> list[Answer]:
     gc.freeze()  # objects from before the fork are not searched below
     fault()

@@ -41,15 +41,7 @@ from fedsink.protocol.signing import given_by
 from ..support.exact import squared_distance
 from .besieged import HOLDINGS, BesiegedNode, Place
 from .honest import CRITIC, GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind
-from .oracles import (
-    Cost,
-    Request,
-    assert_law,
-    critics_total,
-    measured,
-    of_everybody,
-    total_of,
-)
+from .oracles import Cost, Request, assert_law, critics_total, measured, of_everybody, total_of
 
 SECONDS = 2.0
 """The processor time that a refusal may take; on a quiet machine it takes up to 0.1 s.
@@ -311,10 +303,7 @@ class Siege:
         request = PrivatizeRequest.from_record(content)
         upload = PrivatizeReply.from_record(reply)
         n = len(upload.labels)
-        arrays = {
-            "values": ("float32", (n, request.plan.map.dimension)),
-            "labels": ("int64", (n,)),
-        }
+        arrays = {"values": ("float32", (n, request.plan.map.dimension)), "labels": ("int64", (n,))}
         _check_schema(reply, arrays, json.dumps({"chunks": upload.chunks}))
         assert bool(upload.values.isfinite().all())
         assert bool(((upload.labels >= 0) & (upload.labels < request.plan.classes)).all())

@@ -32,14 +32,7 @@ from fedsink.privacy import PrivacyPlan
 from fedsink.protocol.failure_codes import FAILED, REFUSED
 
 from . import owners_node
-from .faults import (
-    AtStep,
-    FullDisk,
-    jumping_clock,
-    kill_9,
-    lose_privileges,
-    mount_small_disk,
-)
+from .faults import AtStep, FullDisk, jumping_clock, kill_9, lose_privileges, mount_small_disk
 from .owners_node import (
     CRITIC_PLAN,
     PLAN,
@@ -615,9 +608,7 @@ def test_a_repeat_gets_its_reply_and_teaches_nothing(make_node: MakeNode) -> Non
     assert learned(node) == before
 
 
-def test_a_folder_of_critics_that_is_closed_releases_nothing_new(
-    make_node: MakeNode,
-) -> None:
+def test_a_folder_of_critics_that_is_closed_releases_nothing_new(make_node: MakeNode) -> None:
     node = make_node(**CRITICS)
     node.ask(critic_request(1))
     folders = [node.state / "states", *node.state.glob("states/*")]

@@ -43,10 +43,7 @@ def honest(request: pytest.FixtureRequest) -> Honest:
 
 @pytest.fixture(params=["fast", "keyed"])
 def siege(
-    request: pytest.FixtureRequest,
-    honest: Honest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, honest: Honest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Siege:
     """Nodes that have answered an honest message, so that their libraries are warm."""
     records = next(name for name, each in HONEST.items() if each == honest)

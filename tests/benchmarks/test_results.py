@@ -46,6 +46,14 @@ def record(seed: int, cnn: float, **more: Any) -> dict[str, Any]:
     }
 
 
+def table_of(script: Script, path: Path, *rows: dict[str, Any]) -> Any:
+    """The table that a file of these rows declares; each is of one experiment unless it says so."""
+    usual = {"experiment": "dp_sinkhorn_mnist_m1"}
+    path.write_text(json.dumps([{"table": "t", "title": "T", "rows": [usual | r for r in rows]}]))
+    (table,) = script("result_rows").declared(path)
+    return table
+
+
 def test_every_declared_row_is_an_experiment_that_exists(script: Script) -> None:
     tables = script("result_rows").declared()
     assert {"dp_sinkhorn", "ablations"} <= {table.name for table in tables}
@@ -95,12 +103,8 @@ def test_a_table_may_show_distances(script: Script, tmp_path: Path) -> None:
 
 def test_a_run_may_be_evaluated_in_several_ways(script: Script, tmp_path: Path) -> None:
     rows = script("result_rows")
-    row = {"experiment": "dp_sinkhorn_mnist_m1"}
-    both = [{"name": "few", **row}, {"name": "bare", **row, "evaluate": ["observation=false"]}]
-    (path := tmp_path / "rows.yaml").write_text(
-        json.dumps([{"table": "t", "title": "T", "rows": both}])
-    )
-    (table,) = rows.declared(path)
+    both = {"name": "few"}, {"name": "bare", "evaluate": ["observation=false"]}
+    table = table_of(script, tmp_path / "rows.yaml", *both)
     records = [record(0, 0.8), record(0, 0.7, evaluated=["observation=false"])]
     few, bare = shown(rows.markdown(table, records, "cpu"))
     assert "| 80.0 | 9.999 |" in few
@@ -153,12 +157,8 @@ def test_several_papers_stand_beside_one_row_and_a_miss_is_bold(
     script: Script, tmp_path: Path
 ) -> None:
     rows = script("result_rows")
-    papers = ["cao_weights", "dpdm_mnist_eps10"]
-    row = {"name": "few", "experiment": "dp_sinkhorn_mnist_m1", "published": papers}
-    (path := tmp_path / "rows.yaml").write_text(
-        json.dumps([{"table": "t", "title": "T", "rows": [row]}])
-    )
-    (table,) = rows.declared(path)
+    row = {"name": "few", "published": ["cao_weights", "dpdm_mnist_eps10"]}
+    table = table_of(script, path := tmp_path / "rows.yaml", row)
     cells = shown(rows.markdown(table, [record(0, 0.807)], "cpu"))[0]
     assert "| **– / −19.9 / +0.0**<br>**−40.8 / −34.8 / −17.4** |" in cells
     assert "| – / 79.9 / 80.7 (Cao 2, weights' gradient, L2, no debiasing)<br>90.8 / 94.8" in cells

@@ -124,11 +124,8 @@ def extreme_pair(f: Map) -> torch.Tensor:
         pair[0, 0], pair[1, 1] = 1.0, 1.0
     elif isinstance(f, PointBall):
         pair[0], pair[1] = 9.0, -9.0
-    elif isinstance(f, L1Ball) and not f.dct:
-        # Signs differ everywhere: projections of x and 1 - x are opposite.
-        pair[0] = 1.0
     else:
-        pair[0] = 1.0
+        pair[0] = 1.0  # of pixels every sign differs: projections of x and 1 - x are opposite
     return pair
 
 

@@ -112,10 +112,7 @@ def pictures(owner: int, owners: int) -> Callable[[Path], None]:
     return bring
 
 
-READERS: dict[str, str | re.Pattern[str]] = {
-    "lab.example": "localhost",
-    "HOST": "127.0.0.1",
-}
+READERS: dict[str, str | re.Pattern[str]] = {"lab.example": "localhost", "HOST": "127.0.0.1"}
 
 
 def _pictures(folder: Path) -> None:

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsink.audit.plays import audit
-from fedsink.clients.answers import ANSWERS
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
@@ -29,13 +28,7 @@ from fedsink.clients.shard import Shard
 from fedsink.commands.audit import run as run_audit
 from fedsink.errors import ConfigError
 from fedsink.flower_internals import become
-from fedsink.privacy import (
-    JointSchedule,
-    PrivacyPlan,
-    RecordClip,
-    ReproducibleKey,
-    Stream,
-)
+from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip, ReproducibleKey, Stream
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.failure_codes import MALFORMED, REFUSED
 
@@ -166,7 +159,6 @@ def test_the_command_audits_an_installed_answer(
     install_package: Callable[[dict[str, str], str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     install_package({}, POINTS)
-    vars(ANSWERS).pop("_installed", None)
     keys = ["rate=1", "rounds=2", "trials=40"]
     assert run_audit(["mode=central", "answer=mean_embedding", *keys]) == 0
     assert "80 plays of one record, q = 1 " in capsys.readouterr().out
@@ -184,7 +176,6 @@ def node(
     """Returns settings of a node under a policy that names these words, and how to ask it."""
     install_package({}, POINTS)
     become(1, 1)
-    vars(ANSWERS).pop("_installed", None)
 
     def started(*words: str, **allow: Any) -> tuple[NodeSettings, Callable[[RecordDict], Message]]:
         close_nodes()
@@ -201,7 +192,6 @@ def node(
 
     yield started
     close_nodes()
-    vars(ANSWERS).pop("_installed", None)
 
 
 @pytest.mark.medium
@@ -230,9 +220,7 @@ def test_a_node_whose_policy_names_it_answers_and_charges_the_whole_plan(
     ],
 )
 def test_a_node_refuses_what_its_policy_does_not_allow(
-    node: Callable[..., Any],
-    words: tuple[str, ...],
-    allow: dict[str, Any],
+    node: Callable[..., Any], words: tuple[str, ...], allow: dict[str, Any]
 ) -> None:
     _, ask = node(*words, **allow)
     assert ask(request_of().to_record()).error.code == REFUSED

@@ -86,8 +86,7 @@ def test_scores_and_input_gradients_are_those_of_torch_layers():
 
 
 @pytest.mark.parametrize(
-    ("penalty", "drift", "mismatch"),
-    [(10.0, 1e-3, 0.0), (0.0, 0.5, 0.3), (3.0, 0.0, 1.0)],
+    ("penalty", "drift", "mismatch"), [(10.0, 1e-3, 0.0), (0.0, 0.5, 0.3), (3.0, 0.0, 1.0)]
 )
 def test_the_loss_and_its_gradient_are_those_of_autograd_on_torch_layers(penalty, drift, mismatch):
     """The penalty's second derivative included, with the slopes of φ detached."""

@@ -30,17 +30,12 @@ def gradient(seed: int, scale: float, dtype: torch.dtype = torch.float32) -> tor
 
 @given(BOUNDS, SCALES, st.integers(0, 50), st.sampled_from([torch.float32, torch.float64]))
 def test_the_clipped_gradient_has_norm_at_most_the_bound(bound, scale, seed, dtype):
-    clipped = BatchClip(bound).apply(gradient(seed, scale, dtype))
+    clip = BatchClip(bound)
+    clipped, other = clip.apply(gradient(seed, scale, dtype)), clip.apply(gradient(seed + 1, 1e6))
     assert float(clipped.double().norm()) <= bound
+    assert float((clipped.double() - other.double()).norm()) <= clip.sensitivity
     assert clipped.dtype == dtype
     assert clipped.shape == (7, 3, 5)
-
-
-@given(BOUNDS, SCALES, st.integers(0, 50))
-def test_any_two_clipped_gradients_differ_by_at_most_the_sensitivity(bound, scale, seed):
-    clip = BatchClip(bound)
-    one, other = clip.apply(gradient(seed, scale)), clip.apply(gradient(seed + 1, 1e6))
-    assert float((one.double() - other.double()).norm()) <= clip.sensitivity
 
 
 def test_the_batch_sensitivity_is_twice_the_bound_and_is_reached():
@@ -76,11 +71,6 @@ def test_a_gradient_may_be_a_single_number(value):
     torch.testing.assert_close(BatchClip(0.5).apply(one), expected, rtol=1e-4, atol=0)
     each = BatchClip(0.5).apply_each(torch.stack([one, one]))
     torch.testing.assert_close(each, expected.expand(2), rtol=1e-4, atol=0)
-
-
-def test_float32_norms_beyond_its_range_are_still_clipped():
-    clipped = BatchClip(1.0).apply(torch.full((100, 100), 1e38))
-    assert float(clipped.double().norm()) == pytest.approx(1.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**123, 3e-39])

@@ -16,10 +16,7 @@ from fedsink.privacy import (
     PrivacyPlan,
     Stream,
 )
-from fedsink.privacy.accounting.accountants import (
-    pld_epsilon_on_grid,
-    rdp_epsilon,
-)
+from fedsink.privacy.accounting.accountants import pld_epsilon_on_grid, rdp_epsilon
 from fedsink.privacy.accounting.amplification import largest_local_epsilon, shuffled_epsilon
 
 

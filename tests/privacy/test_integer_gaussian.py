@@ -174,9 +174,7 @@ def test_the_divergence_is_its_formula_and_below_every_epsilon_that_matters():
 SETTINGS = [
     (sigma, clip, shares, uses)
     for (sigma, uses), clip, shares in product(
-        [(0.7, 1), (1.0, 3), (2.0, 10), (4.0, 40)],
-        [RecordClip(1.0), BatchClip(1.0)],
-        [2, 7, 30],
+        [(0.7, 1), (1.0, 3), (2.0, 10), (4.0, 40)], [RecordClip(1.0), BatchClip(1.0)], [2, 7, 30]
     )
 ][:20]
 

@@ -29,9 +29,9 @@ from fedsink.privacy import (
     plan_from_dict,
 )
 from fedsink.privacy.clips import shrunk
+from fedsink.transport import clipped_sums
 
 from ..support.laws import assert_law
-from ..support.oracles import clipped_record_field
 
 PLAN = PrivacyPlan(0.2, 2.0, 3000, RecordClip(8.0), ClassSchedule(10), 1e-5)
 BATCH = PrivacyPlan(0.07, 0.9, 200, BatchClip(1.5), JointSchedule(), 1e-5)
@@ -249,12 +249,6 @@ def test_a_plan_is_solved_under_replace_one():
     assert replace(plain, adjacency="replace-one").epsilon() > 12
 
 
-def test_a_capacity_that_cannot_do_is_refused_before_the_search():
-    parts = PARTS | {"capacity": 120, "nominal_records": 600}
-    with pytest.raises(PrivacyError, match="a capacity of 120 overflows"):
-        PrivacyPlan.solve(rate=0.2, eps=10, rounds=1000, **parts)
-
-
 @pytest.mark.medium
 @settings(max_examples=5, deadline=None)
 @given(st.floats(0.5, 20), st.integers(1, 5000))
@@ -316,6 +310,7 @@ def test_no_plan_lives_at_the_edge_of_the_floats(changes, message):
     ("changes", "message"),
     [
         ({"eps": 0.0}, "eps must be a finite number > 0, received 0.0"),
+        ({"eps": 1e-6}, "eps=1e-06 cannot be told from 0 at delta=1e-05"),
         ({"eps": -3}, "eps must be a finite number > 0, received -3"),
         ({"eps": 0.0, "sigma": 1.0}, "eps must be a finite number > 0, received 0.0"),
         ({"sigma": 0}, "sigma must be a finite number > 0, received 0"),
@@ -329,6 +324,7 @@ def test_no_plan_lives_at_the_edge_of_the_floats(changes, message):
         ),
         ({"schedule": 10}, "schedule must be one of JointSchedule, .*, received 10"),
         ({"accountant": "gdp"}, "accountant='gdp' is unknown"),
+        ({"capacity": 120, "nominal_records": 600}, "a capacity of 120 overflows"),
     ],
 )
 def test_bad_values_are_refused(changes, message):
@@ -373,13 +369,17 @@ def test_the_unclipped_record_field_is_the_plain_sum():
     x64, y64 = x.double(), y.double()
     weights = torch.softmax((f.double()[:, None] - torch.cdist(x64, y64) ** 2) / lam, 0)
     expected = weights.sum(1, keepdim=True) * x64 - weights @ y64
-    field = clipped_record_field(x, y, f, lam, UNPROTECTED.clip.bound)
+    mask = torch.ones(1, 6, 9, dtype=torch.bool)
+    field, clipped = (
+        clipped_sums(x[None], y[None], f[None], lam, bound, mask=mask, radius=1e3).squeeze()
+        for bound in (UNPROTECTED.clip.bound, 8.0)
+    )
     torch.testing.assert_close(field, expected)
-    clipped = clipped_record_field(x, y, f, lam, 8.0)
     assert float((clipped - expected).norm()) > 1.0  # the bound of a recipe does clip here
 
 
-def test_epsilon_is_infinite_from_the_first_round_on():
+def test_an_unprotected_plan_follows_the_schedule_and_its_epsilon_is_infinite():
+    assert (UNPROTECTED.uses, UNPROTECTED_BATCH.uses) == (3, 30)
     assert UNPROTECTED.epsilon() == UNPROTECTED.epsilon("rdp") == math.inf
     assert [UNPROTECTED.epsilon_after(t) for t in (0, 1, 30)] == [0.0, math.inf, math.inf]
 
@@ -412,12 +412,3 @@ def test_it_is_never_taken_for_a_plan_that_protects_nor_one_for_it():
 def test_no_unprotected_plan_has_values_out_of_range(change, message):
     with pytest.raises(PrivacyError, match=message):
         plan_from_dict({**UNPROTECTED.to_dict(), **change})
-
-
-def test_uses_of_an_unprotected_plan_follow_the_schedule():
-    assert (UNPROTECTED.uses, UNPROTECTED_BATCH.uses) == (3, 30)
-
-
-def test_an_epsilon_that_cannot_be_told_from_0_is_refused():
-    with pytest.raises(PrivacyError, match=r"eps=1e-06 cannot be told from 0 at delta=1e-05"):
-        PrivacyPlan.solve(rate=0.2, eps=1e-6, rounds=3000, **PARTS)

@@ -10,6 +10,5 @@ import pytest
 CXX = os.environ.get("CXX") or "g++"  # compilers that PyTorch and KeOps look for
 
 needs_compiler = pytest.mark.skipif(
-    shutil.which(CXX) is None,
-    reason=f"no C++ compiler {CXX}: install it, or name one in CXX",
+    shutil.which(CXX) is None, reason=f"no C++ compiler {CXX}: install it, or name one in CXX"
 )

@@ -78,9 +78,7 @@ def _like_anybody() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="root's rights are taken by Linux's prctl")
-def test_tests_run_in_a_checkout_that_is_not_writable_and_full_of_leftovers(
-    tmp_path: Path,
-) -> None:
+def test_tests_run_in_a_checkout_that_is_not_writable_and_full_of_leftovers(tmp_path: Path) -> None:
     """Twice, as after a first run; neither the checkout nor its parent takes a file."""
     checkout = tmp_path / "parent" / "checkout"
     ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", *LEFT_BEHIND)

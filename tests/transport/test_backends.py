@@ -113,11 +113,7 @@ def test_backends_by_name() -> None:
     assert by_backend("keops", cost, solver) == (Symbolic(0.0, 1.0), KeopsSolver(solver))
     for name, refused, message in (
         ("pot", solver, 'Unknown backend "pot": choose one of native, geomloss, keops'),
-        (
-            "geomloss",
-            ConvergedSolver(),
-            "geomloss runs only the annealed schedule: set solver=ann",
-        ),
+        ("geomloss", ConvergedSolver(), "geomloss runs only the annealed schedule: set solver=ann"),
         ("geomloss", FixedSolver(1.0), "geomloss runs only the annealed schedule"),
         ("keops", FixedSolver(1.0), "keops has no solver of fixed work"),
     ):

@@ -41,9 +41,7 @@ def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.medium
-def test_a_kernel_that_fails_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_kernel_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSINK_COMPILE", "1")
 
     def broken(x: Tensor) -> Tensor:

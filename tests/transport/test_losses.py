@@ -190,11 +190,7 @@ def test_a_batchs_gradient_is_twice_the_loss_and_its_own_part() -> None:
 
 
 def clouds(n: int, d: int = 3) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(n)
-    return (
-        torch.randn(n, d, generator=random, dtype=torch.float64),
-        torch.randn(n, d, generator=random, dtype=torch.float64) + 0.5,
-    )
+    return cloud(n, d, seed=n), cloud(n, d, seed=n + 1) + 0.5
 
 
 @pytest.mark.parametrize("name", ["l1", "squared_l2"])

@@ -154,8 +154,7 @@ def test_pld_and_rdp_agree_with_dp_accounting(rate, sigma, uses):
 
 
 @pytest.mark.parametrize(
-    ("rate", "sigma", "uses"),
-    [(1e-5, 0.33, 300), (0.001, 65.0, 1_000_000), (1e-5, 0.07, 1)],
+    ("rate", "sigma", "uses"), [(1e-5, 0.33, 300), (0.001, 65.0, 1_000_000), (1e-5, 0.07, 1)]
 )
 def test_where_the_grid_is_coarse_pld_never_exceeds_rdp_by_more_than_a_percent(rate, sigma, uses):
     assert 0 < pld_epsilon(rate, sigma, uses, 1e-5) <= 1.01 * rdp_epsilon(rate, sigma, uses, 1e-5)

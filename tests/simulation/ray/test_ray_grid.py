@@ -330,21 +330,15 @@ def test_cohorts_share_a_gpu_and_are_told_so(
     assert {(cohort["visible"], cohort["device"]) for cohort in seen} == {("0", "cuda")}
 
 
-def test_there_are_no_more_places_than_clients_or_cores(
+def test_there_are_no_more_places_than_clients_or_cores_and_more_gpu_is_refused_at_once(
     grids: dict[str, RayGrid], configured: Configure
 ) -> None:
     _ray_grid(grids, configured(*_OVERRIDES).node)
     for clients, cohorts, count in ((10, None, 10), (99, None, 16), (10, 2, 2), (1, 4, 1)):
         assert CohortPlaces(ray, clients, cohorts, 0.0).count == count
-
-
-def test_more_gpu_than_there_is_is_refused_instead_of_waited_for(
-    grids: dict[str, RayGrid], configured: Configure
-) -> None:
-    _ray_grid(grids, configured(*_OVERRIDES).node)
+    CohortPlaces(ray, 10, 4, 0.25)
     with pytest.raises(ConfigError, match=r"4 cohorts of engine\.num_gpus=0\.5 do not fit on 1"):
         CohortPlaces(ray, 10, 4, 0.5)
-    CohortPlaces(ray, 10, 4, 0.25)
 
 
 def test_cohorts_without_a_place_end_the_run_and_say_what_is_free(
