@@ -10,11 +10,9 @@ from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 
-_OWN = (DPSinkhornAnswer, GSWGANAnswer, PrivatizeOnceAnswer)
-
 ANSWERS: Registry[type[Answer]] = Registry(
     "answer",
-    {cls.name: cls for cls in _OWN},
+    {cls.name: cls for cls in (DPSinkhornAnswer, GSWGANAnswer, PrivatizeOnceAnswer)},
     group="fedsink.answers",
 )
 """Every answer by the end of its message type: ``train.NAME``."""
@@ -25,10 +23,6 @@ def find_answer(message_type: str, policy: Policy | None) -> type[Answer]:
 
     Guarantees:
         Under a policy no installed answer is imported whose name the policy does not hold.
-
-    Raises:
-        PolicyRefusedError: the policy does not name it.
-        ConfigError: there is no such answer, or a package has installed something else.
     """
     name = message_type.removeprefix("train.")
     if policy is not None and name not in ANSWERS.own:
@@ -46,9 +40,6 @@ def answers_by_word() -> dict[str, str]:
     """Returns every word that a policy can allow, with the name of its answer.
 
     Nothing is imported: an installed answer or local mechanism is allowed only by its name.
-
-    Raises:
-        ConfigError: two answers have one word.
     """
     words: dict[str, str] = {}
     for name in ANSWERS:

@@ -144,15 +144,11 @@ def central_charge(
 ) -> Charge:
     """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`.
 
-    Args:
-        plan: of the request.
-        shared: mechanism of a reply with a share of the plan's noise, spread over t′ clients. By
-            itself this client can prove only the ε of its own reply, with σ/√t′, and that ε is
-            charged. None: the reply holds all of the noise.
-        trusted: the owner vouches that nobody sees less than a sum with all of the plan's noise:
-            the plan itself is charged.
-
-    Adds to ε the cost of integers beside their plan (`IntegerGaussian.divergence`).
+    `shared` is the mechanism of a reply with a share of the plan's noise, spread over t′ clients.
+    By itself this client can prove only the ε of its own reply, with σ/√t′, and that ε is charged;
+    the plan itself where the aggregation is `trusted`: the owner vouches that nobody sees less than
+    a sum with all of the noise. ε holds the cost of integers beside their plan as well
+    (`IntegerGaussian.divergence`).
     """
     share, beside = (1, 0.0) if shared is None else (shared.sharers, shared.divergence)
     charged = plan if trusted else plan.with_noise(1 / share)

@@ -199,16 +199,10 @@ def client_gradient(
     With `clip=batch` (Cao et al. 2021, Alg. 1) the release is clip(G, Δ) + N(0, (2Δσ)² I) with
     G = ∂_X 2Ŵ_λ(X, Y) + the data-independent self gradient of the request. With `clip=record`
     it is Σ_j clip(g_j, Δ) + N(0, (σΔ)² I), where record j contributes
-    g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ). A request that
-    spreads the noise over several clients gets integers with a share of it (`IntegerGaussian`).
-
-    Args:
-        request: checked request; X and f are public.
-        shard: the private records.
-        stream: maps a purpose ("sample", "noise") to this round's keyed randomness.
-
-    Returns:
-        (n, D) float32; int64 where the noise is shared.
+    g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ); X and f are public.
+    The release is (n, D) float32; a request that spreads the noise over several clients gets int64
+    with a share of it (`IntegerGaussian`). `stream` maps a purpose ("sample", "noise") to this
+    round's keyed randomness.
 
     Guarantees:
         The result depends on private data only through the clipped sum that is noised.
@@ -218,9 +212,6 @@ def client_gradient(
         The charge is that of its plan's event: one subsampled use for records of the
         requested class, none for any other.
         With a capacity, the operations after the draw depend only on the request.
-
-    Raises:
-        ValueError: the rows do not live in the request's view of this data.
     """
     total = client_total(request, shard, stream("sample"))  # steps 1 to 4
     return request.release(total, stream("noise"))
@@ -241,19 +232,10 @@ def client_totals(
 ) -> Tensor:
     """Returns the totals of K clients that `client_gradient` adds noise to: steps 1 to 4.
 
-    Args:
-        requests: the checked request of each client; clients may share one request. All requests
-            have one plan, objective and view, and rows of one shape.
-        pool: the clients' records.
-        part: the clients' places among the pool's.
-        samples: the stream of each client's sample.
-        pooled: add up all clients, which share one request; only for `clip=record`.
-
-    Returns:
-        (K, n, D), or (1, n, D) if pooled; float64 for `clip=record`, else float32.
-
-    Raises:
-        ValueError: the rows do not live in the request's view of this data.
+    They are (K, n, D), float64 for `clip=record`, else float32; or (1, n, D) where all clients are
+    `pooled`, that is added up, which share one request of `clip=record`. Requests are checked, and
+    have one plan, objective and view, and rows of one shape. `part` are the clients' places among
+    the pool's, `samples` the stream of each client's sample.
     """
     first = requests[0]
     refuse_other_view(first, pool.coordinates(first.view))
@@ -425,14 +407,11 @@ def _public_bounds(request: GradientRequest, radius: float) -> dict[str, float]:
     distance = objective.diameter((row_norm + radius) / 2.0, labels=mixed)
     # ‖v‖₁ ≤ √D‖v‖₂ for the coordinates, and 2α_c for the labels.
     absolute = math.sqrt(rows.shape[1]) * (row_norm + radius) + 2.0 * weight
+    squared = distance * distance + objective.m * absolute
     return {
-        "largest_cost": _largest_cost(objective, distance, absolute),
+        "largest_cost": absolute if objective.cost == "l1" else squared,
         "diameter": objective.diameter(max(row_norm, radius), labels=mixed),
     }
-
-
-def _largest_cost(objective: Objective, distance: float, absolute: float) -> float:
-    return absolute if objective.cost == "l1" else distance * distance + objective.m * absolute
 
 
 def _stacked(requests: Sequence[GradientRequest], name: str, device: torch.device) -> Tensor:

@@ -33,14 +33,9 @@ def reservation_name(run: str, charge: Charge | None, fingerprint: bytes) -> byt
     """Returns the SHA-256 of everything that a message's charge depends on.
 
     Replies, the digests that noise is drawn under, and the states of answers are found by this
-    name. So none of these is used under another account, run, plan or version of the data.
-
-    Args:
-        run: public name of the run.
-        charge: names the account by its adjacency, and holds the whole plan; None: nothing is
-            protected or charged.
-        fingerprint: of the version of the data. It stands for the lineage as well: a content has
-            one (`Ledger.bind`).
+    name. So none of these is used under another account, run, plan or version of the data. The
+    charge, None where nothing is protected, names the account by its adjacency and holds the whole
+    plan. The fingerprint stands for the lineage as well: a content has one (`Ledger.bind`).
     """
     account, plan = ("", "") if charge is None else (charge.adjacency, charge.plan_json)
     named = json.dumps([account, run, plan, fingerprint.hex()])
@@ -54,18 +49,13 @@ def reply_name(reservation: bytes, digest: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A message whose charge is committed.
+    """A message whose charge is committed."""
 
-    Attributes:
-        digests: one for each use; the use's noise is drawn under its digest.
-        stored: the reply computed before, if there is one.
-        keep: stores the reply computed now and returns the reply that may leave; None: stores
-            nothing, because the noise can be drawn again.
-    """
-
-    digests: Sequence[bytes]
-    stored: Mapping[str, Tensor] | None = None
+    digests: Sequence[bytes]  # one for each use; the use's noise is drawn under its digest
+    stored: Mapping[str, Tensor] | None = None  # the reply computed before, if there is one
     keep: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+    """Stores the reply computed now and returns the reply that may leave; None: stores nothing,
+    because the noise can be drawn again."""
 
 
 @lru_cache(maxsize=16)
@@ -83,12 +73,8 @@ class LedgerGate:
         - A released reply is answered again with its stored bytes, or not at all; without a
           store the caller's noise must be the same for the same digests.
 
-    Args:
-        ledger: the node's.
-        lineage: the owner's name of this client's data.
-        budgets: ceilings by adjacency; None: the ledger admits one plan, whatever it costs.
-        store: keeps released replies; None where their noise can be drawn again.
-        on_change: ``"inherit"`` or ``"refuse"``, see `Ledger.bind`.
+    Without `budgets`, ceilings by adjacency, the ledger admits one plan, whatever it costs; there
+    is no store where the noise can be drawn again.
     """
 
     def __init__(
@@ -110,18 +96,7 @@ class LedgerGate:
     def admit(
         self, answer: Answer, charge: Charge, digest: bytes, content: Callable[[], bytes]
     ) -> Admitted:
-        """Charges one message; its reply is computed at most once for each version of the data.
-
-        Args:
-            answer: to the message; has its run, its uses, its name and its signer.
-            charge: the plan's.
-            digest: SHA-256 of the whole message.
-            content: loads the data and returns their fingerprint.
-
-        Raises:
-            ReleaseRefusedError: budget, ledger or store forbid an answer.
-            LedgerError: ledger or store cannot be read or written.
-        """
+        """Charges one message; its reply is computed at most once for each version of the data."""
         rounds = [round for round, _ in answer.places]
         reservation = self._reserve(answer, charge)
         # The plan is admitted before the data are loaded, the uses are claimed behind that.
@@ -185,21 +160,13 @@ class PassGate:
         self._digests: frozenset[bytes] = frozenset()
 
     def grant(self, digests: Iterable[bytes]) -> None:
-        """Replaces the passes by those for the uses with these digests.
-
-        Args:
-            digests: of all admitted uses, from `Admitted.digests`.
-        """
+        """Replaces the passes by those for the uses with these digests."""
         self._digests = frozenset(digests)
 
     def admit(
         self, answer: Answer, charge: Charge, digest: bytes, content: Callable[[], bytes]
     ) -> Admitted:
-        """Returns the admission that `LedgerGate.admit` gave on the ledger's machine.
-
-        Raises:
-            ReleaseRefusedError: this message on these data was not admitted there.
-        """
+        """Returns the admission that `LedgerGate.admit` gave on the ledger's machine."""
         reservation = reservation_name(answer.run, charge, content())
         digests = use_digests(reply_name(reservation, digest), len(answer.places))
         if not self._digests.issuperset(digests):

@@ -178,8 +178,9 @@ def critic_gradients(
 
     Each client releases Σ_m clip(∂D_m/∂X, C) + N(0, (2Cσ)² I) over its M critics, each of which
     has been trained on its own part of the records; see `critic_totals`. With a rate q < 1 the sum
-    is over the critics that are asked, each with probability q, and all are trained. A request that
-    spreads the noise over several clients gets integers with a share of it (`IntegerGaussian`).
+    is over the critics that are asked, each with probability q, and all are trained. The sums are
+    float32; a request that spreads the noise over several clients gets int64 with a share of it
+    (`IntegerGaussian`).
 
     Guarantees:
         - A reply depends on private data only through the total that is noised, which one part of
@@ -189,20 +190,6 @@ def critic_gradients(
         - The asked critics are drawn for each round and client by coins used for nothing else;
           the draw changes neither the states nor the operations that run.
         - The state after the round is kept at the client, and is no part of the result.
-
-    Args:
-        request: checked request.
-        tasks: of each client.
-        pool: the records of these clients, and of others.
-        clients: the clients' places among the pool's.
-
-    Returns:
-        float32; int64 where the noise is shared.
-
-    Raises:
-        DataError: users are to be protected, and the records do not tell them apart.
-        LedgerError: a state cannot be read or stored.
-        CheckpointError: a simulated client's state is lost.
     """
     critic, critics = architecture(request), request.critics
     clip = ClipOfCritics.expect(request.plan.clip)
@@ -235,10 +222,6 @@ def dealt(request: CriticRequest, pool: Pool, clients: slice) -> Parts:
 
     Where users are protected, all records of a user belong to one critic; else a record's slot
     is the number of its name, and where it has none its place in its shard.
-
-    Raises:
-        DataError: users are to be protected, and the records do not tell them apart.
-        ValueError: the view is not for these records.
     """
     critics, by_user = request.critics, request.plan.unit == "user"
     view = json.dumps(request.view, sort_keys=True)

@@ -35,22 +35,14 @@ class Parts:
     identity: the number of its name, which no other record changes, or its line at the owner,
     which stays empty where the record is not there. Where all records of a user have one slot,
     one critic holds them all.
-
-    Attributes:
-        critics: M.
-        records: coordinates, (N + 1, D), critic by critic; the last one is zero, for empty parts.
-        labels: (N + 1,) int64.
-        starts: where each critic's part begins, (K·M,).
-        sizes: records of each part, (K·M,).
-        holds: (K·M, L) bool, true for the classes in each critic's part; it is asked about these.
     """
 
-    critics: int
-    records: Tensor
-    labels: Tensor
-    starts: Tensor
-    sizes: Tensor
-    holds: Tensor
+    critics: int  # M
+    records: Tensor  # coordinates, (N + 1, D), critic by critic; the last is zero, for empty parts
+    labels: Tensor  # (N + 1,) int64
+    starts: Tensor  # where each critic's part begins, (K·M,)
+    sizes: Tensor  # records of each part, (K·M,)
+    holds: Tensor  # (K·M, L) bool, true for the classes in each part; its critic is asked of these
 
     @classmethod
     def deal(
@@ -59,13 +51,10 @@ class Parts:
         critics: int,
         classes: int,
     ) -> Parts:
-        """Deals each client's own records.
+        """Deals each client's own records to its M critics.
 
-        Args:
-            shards: coordinates (n_k, D), labels (n_k,) in 0..L−1, and slots (n_k,) int64 ≥ 0 of
-                every client; slots None: the records' places in their shard.
-            critics: M.
-            classes: L.
+        A shard is coordinates (n_k, D), labels (n_k,) in 0..L−1, and slots (n_k,) int64 ≥ 0; slots
+        None: the records' places in their shard.
         """
         owners = []
         for client, (records, _, slots) in enumerate(shards):
@@ -90,11 +79,7 @@ class Parts:
         )
 
     def asked(self, which: Tensor) -> Parts:
-        """Returns the parts with some critics asked about no class; these train like all others.
-
-        Args:
-            which: (K·M,) bool, true for each critic that is asked.
-        """
+        """Returns the parts with only the critics in `which`, (K·M,) bool, asked; all train."""
         return replace(self, holds=self.holds & which.to(self.holds.device).unsqueeze(1))
 
     def draw(self, uniform: Tensor) -> Tensor:
@@ -107,15 +92,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Fakes:
-    """Generated rows of the last messages, which critics learn to tell from records; public.
+    """Generated rows of the last messages, which critics learn to tell from records; public."""
 
-    Attributes:
-        rows: (R, D).
-        labels: (R,) int64.
-    """
-
-    rows: Tensor
-    labels: Tensor
+    rows: Tensor  # (R, D)
+    labels: Tensor  # (R,) int64
 
     def appended(self, rows: Tensor, labels: Tensor, history: int) -> Fakes:
         """Returns the rows with a message's appended, cut to the last `history` messages."""
@@ -133,30 +113,16 @@ class Fakes:
 
 @dataclass(frozen=True)
 class CriticState:
-    """State of a client's M critics: as private as the records, and never sent.
+    """State of a client's M critics: as private as the records, and never sent."""
 
-    Attributes:
-        weights: (M, W).
-        adam: the optimiser's state.
-        fakes: rows that the critics were shown last.
-        rounds: number of rounds in which the critics have been trained.
-    """
-
-    weights: Tensor
-    adam: Adam
-    fakes: Fakes
-    rounds: int = 0
+    weights: Tensor  # (M, W)
+    adam: Adam  # the optimiser's state
+    fakes: Fakes  # rows that the critics were shown last
+    rounds: int = 0  # number of rounds in which the critics have been trained
 
     @classmethod
     def start(cls, critic: Critic, critics: int, public: Stream, like: Tensor) -> CriticState:
-        """M critics with one public initial state.
-
-        Args:
-            critic: the architecture.
-            critics: M.
-            public: source of the initial weights, the same at every client.
-            like: a tensor of the weights' device.
-        """
+        """M critics with one public initial state, the same at every client, on `like`'s device."""
         weights = critic.initial(public).to(like.device).repeat(critics, 1)
         labels = torch.zeros(0, dtype=torch.int64, device=like.device)
         fakes = Fakes(weights.new_zeros(0, critic.dimension), labels)
@@ -187,21 +153,13 @@ class CriticState:
 
 @dataclass(frozen=True)
 class CriticMessage:
-    """Rows that a round shows to the critics, all of them public.
+    """Rows that a round shows to the critics, all of them public."""
 
-    Attributes:
-        rows: X, where the critics' gradients are asked for, (n, D).
-        row_labels: (n,) int64.
-        fakes: rows to train against, (f, D), of the same generator.
-        fake_labels: (f,) int64.
-        rate: learning rate of the round.
-    """
-
-    rows: Tensor
-    row_labels: Tensor
-    fakes: Tensor
-    fake_labels: Tensor
-    rate: float
+    rows: Tensor  # X, where the critics' gradients are asked for, (n, D)
+    row_labels: Tensor  # (n,) int64
+    fakes: Tensor  # rows to train against, (f, D), of the same generator
+    fake_labels: Tensor  # (f,) int64
+    rate: float  # learning rate of the round
 
 
 def critic_totals(
@@ -216,8 +174,11 @@ def critic_totals(
 ) -> tuple[Tensor, list[CriticState]]:
     """Trains the critics of K clients for one round, and adds up their clipped gradients.
 
-    Σ_m clip(∂D_m/∂X, C) for each client, where the rows of classes that a critic's part lacks are
-    zero before the clip. The clients are one batch; single clients give the same, up to rounding.
+    Σ_m clip(∂D_m/∂X, C) for each client, (K, n, D) float64 without noise, where the rows of classes
+    that a critic's part lacks are zero before the clip; and each client's next state. The clients,
+    all trained in equally many rounds, are one batch; single ones give the same, up to rounding.
+    Each has a stream of coins, used only in this round. Before their first round critics are
+    trained against a `local` generator, where there is one.
 
     Guarantees:
         - Two totals are at most the clip's sensitivity apart where one part of the records
@@ -229,22 +190,6 @@ def critic_totals(
         - The given states are not changed.
         - A local generator trains one critic, in its first round, only on that critic's part; its
           coins are drawn from the given ones, and only the critic is kept.
-
-    Args:
-        critic: the architecture.
-        training: steps and batches of the critics.
-        clip: bounds each critic's gradient.
-        message: of the round.
-        parts: the clients' records.
-        states: one per client, all trained in equally many rounds.
-        coins: one stream per client, used only in this round.
-        local: generator that critics are trained against before their first round.
-
-    Returns:
-        (K, n, D) float64, without noise, and each client's next state.
-
-    Raises:
-        ValueError: the states have been trained in different numbers of rounds.
     """
     rounds = {state.rounds for state in states}
     if len(rounds) > 1:
@@ -282,23 +227,14 @@ def critic_totals(
 
 @dataclass(frozen=True)
 class _Lesson:
-    """K·M critics that are trained together in a round, in place.
+    """K·M critics that are trained together in a round, in place."""
 
-    Attributes:
-        critic: their architecture.
-        training: their steps and batches.
-        rate: learning rate of the round.
-        parts: the records that each learns from.
-        weights: (K·M, W).
-        adam: the optimiser's state.
-    """
-
-    critic: Critic
-    training: CriticTraining
-    rate: float
-    parts: Parts
-    weights: Tensor
-    adam: Adam
+    critic: Critic  # their architecture
+    training: CriticTraining  # their steps and batches
+    rate: float  # learning rate of the round
+    parts: Parts  # the records that each learns from
+    weights: Tensor  # (K·M, W)
+    adam: Adam  # the optimiser's state
 
     @property
     def mismatched(self) -> bool:

@@ -36,14 +36,13 @@ _DAY = 86_400.0
 class Sessions:
     """Keeps one client's sessions: open ones, and those that have masked a request.
 
+    Their folder is as private as the records; without one they are kept in memory.
+
     Guarantees:
         - A file is whole or does not exist, and has mode 0600.
         - While one process holds the sessions, no other process reads or stores them.
         - There are at most 32 open sessions; the oldest is forgotten, one without an admitted run
           before any other.
-
-    Args:
-        folder: as private as the records; None: sessions are kept in memory.
     """
 
     folder: Path | None
@@ -51,11 +50,7 @@ class Sessions:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lets one process answer a trip at a time.
-
-        Raises:
-            LedgerError: the folder cannot be used.
-        """
+        """Lets one process answer a trip at a time."""
         if self.folder is None:
             yield
             return
@@ -70,11 +65,7 @@ class Sessions:
             os.close(lock)
 
     def get(self, name: str) -> bytes | None:
-        """Returns a session; None where there is none, and b"" where it was wiped.
-
-        Raises:
-            LedgerError: it cannot be read.
-        """
+        """Returns a session; None where there is none, and b"" where it was wiped."""
         if self.folder is None:
             return self._memory.get(name)
         with _explained(self.folder):
@@ -82,11 +73,7 @@ class Sessions:
             return path.read_bytes() if path.exists() else None
 
     def put(self, name: str, content: bytes) -> None:
-        """Stores a session in place of its former self.
-
-        Raises:
-            LedgerError: it cannot be stored; the answer must not leave.
-        """
+        """Stores a session in place of its former self."""
         if self.folder is None:
             self._memory.pop(name, None)
             self._memory[name] = content
@@ -97,14 +84,7 @@ class Sessions:
             replace_with(self.folder / name, content)
 
     def make_room(self, admitted: Callable[[str], bool]) -> None:
-        """Forgets an open session where there are so many that no other may be opened.
-
-        Args:
-            admitted: tells whether the ledger has admitted a run.
-
-        Raises:
-            LedgerError: it cannot be forgotten.
-        """
+        """Forgets an open session where there are so many that no other may be opened."""
         if self.folder is None:
             return
         with _explained(self.folder):
@@ -112,7 +92,8 @@ class Sessions:
                 (self.folder / _OPEN_FOLDER).iterdir(), key=lambda path: path.stat().st_mtime_ns
             )
             while len(kept) >= _OPEN:
-                strangers = (path for path in kept if not admitted(_run_of(path.read_bytes())))
+                sums = ((path, read_json(path.read_bytes())["parameters"]) for path in kept)
+                strangers = (path for path, named in sums if not admitted(named["run"]))
                 forgotten = next(strangers, kept[0])
                 forgotten.unlink()
                 kept.remove(forgotten)
@@ -131,9 +112,6 @@ class Sessions:
         """Forgets open sessions that were not stored for `days` days, and empties other ones.
 
         An empty file stays: its request must not be masked a second time.
-
-        Raises:
-            LedgerError: one cannot be emptied.
         """
         if self.folder is None or not self.folder.is_dir():
             return
@@ -179,13 +157,8 @@ class Masking:
         - No session continues under other words of the policy than it began under.
         - A query for a sum under wrong numbers changes nothing for the sum under right ones.
 
-    Args:
-        client: its number.
-        identity: its signing key.
-        rules: its owner's.
-        sessions: keeps sessions between trips.
-        words: those of the owner's policy that the price of the client's replies depends on.
-        admitted: tells whether the ledger has admitted a run.
+    `words` are those of the owner's policy that the price of the client's replies depends on;
+    `admitted` tells whether the ledger has admitted a run.
     """
 
     def __init__(
@@ -202,12 +175,7 @@ class Masking:
         self._words = dict(words or {})
 
     def answer(self, trip: str, parameters: Parameters, content: bytes) -> bytes:
-        """Returns the answer to a query.
-
-        Raises:
-            AggregationError: the owner's rules, or an earlier answer, forbid it.
-            LedgerError: the session cannot be read or stored.
-        """
+        """Returns the answer to a query."""
 
         def ask(session: ClientSession) -> bytes:
             if trip == KEYS:
@@ -224,19 +192,7 @@ class Masking:
         request: bytes,
         vector: Callable[[], np.ndarray[Any, Any]],
     ) -> bytes:
-        """Returns the masked vector of a request.
-
-        Args:
-            parameters: of the sum.
-            forwarded: the clients that share, and the neighbours' shares.
-            request: its digest.
-            vector: charges and computes the reply's integers; called once everything that comes
-                before it has been accepted.
-
-        Raises:
-            AggregationError: the owner's rules, or an earlier answer, forbid it.
-            LedgerError: the session cannot be read or stored.
-        """
+        """Returns the masked vector of a request; `vector` charges and computes it, at the end."""
         return self._step(parameters, lambda session: session.masked(forwarded, request, vector))
 
     def _step(
@@ -303,11 +259,6 @@ def simulated_peers(clients: int) -> Peers:
 
 
 _OPEN_FOLDER = "open"
-
-
-def _run_of(session: bytes) -> str:
-    """Returns the run of a stored session, whatever words it began under."""
-    return str(read_json(session)["parameters"]["run"])
 
 
 def _open_name(name: str, parameters: str) -> str:

@@ -81,14 +81,6 @@ class Node:
         - Records stay on the client's device; replies are on the CPU.
         - What reading passed over or changed is logged once in a process for the owner of a node
           under a policy, and is in no reply.
-
-    Args:
-        settings: the owner's settings.
-        client: this client's number, from 0.
-
-    Raises:
-        ValueError: there is no such client.
-        FedsinkError: the settings' policy or key cannot be used.
     """
 
     def __init__(self, settings: NodeSettings, client: int) -> None:
@@ -100,7 +92,9 @@ class Node:
         self._policy = policy_of(settings)
         self._device = device_named(settings.device, "A client's device")
         self._kept: tuple[tuple[str, bytes, bytes], Mapping[str, Tensor]] | None = None
-        self._forget_old_states()
+        if self._policy is not None and (days := self._policy.state_days) is not None:
+            forget(self._policy.states, days)
+            Sessions(self._policy.sessions).wipe(days)
 
     @cached_property
     def shard(self) -> Shard:
@@ -127,14 +121,7 @@ class Node:
         )
 
     def answer(self, message_type: str, record: RecordDict) -> RecordDict:
-        """Returns the reply to a message, as it travels.
-
-        Raises:
-            ReleaseRefusedError: policy, budget or ledger forbid it, the policy's operators have not
-                signed it, or the plan's schedule does not ask this client.
-            LedgerError: ledger or reply store cannot be used.
-            ValueError: the message is malformed, or is not for the node's data.
-        """
+        """Returns the reply to a message, as it travels."""
         operator = self._operator(message_type, record)
         answer = find_answer(message_type, self._policy).read(record, self._policy)
         answer.operator = operator
@@ -144,14 +131,7 @@ class Node:
         return answer.record(self.reply(answer, digest))
 
     def aggregate(self, message_type: str, record: RecordDict) -> RecordDict:
-        """Returns the answer to a query of secure aggregation; see `fedsink.clients.masking`.
-
-        Raises:
-            ReleaseRefusedError: the owner's rules, or an earlier answer, forbid it, or no operator
-                of the policy has signed it.
-            LedgerError: the session cannot be read or stored.
-            ValueError: the message is malformed.
-        """
+        """Returns the answer to a query of secure aggregation; see `fedsink.clients.masking`."""
         self._operator(message_type, record)
         kind = message_type.removeprefix("query.")
         trip, ahead = self._trips(kind, record)
@@ -198,12 +178,7 @@ class Node:
             return failure_code(refusal, self.client)
 
     def reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
-        """Returns the tensors of a reply; raises like `answer`.
-
-        Args:
-            answer: to a message: all of its uses are released, or none.
-            digest: SHA-256 of the request.
-        """
+        """Returns the tensors of a reply: all of the message's uses are released, or none."""
         self._check(answer)
         return self._reply(answer, digest)
 
@@ -228,14 +203,10 @@ class Node:
         return reply
 
     def admit(self, answer: Answer, digest: bytes, *, checked: bool = False) -> Admitted:
-        """Does the first half of `reply`: asks policy and ledger, and charges; raises like it.
+        """Does the first half of `reply`: asks policy and ledger, and charges.
 
-        The other half computes tensors from the `task` and passes them to `Admitted.keep`.
-
-        Args:
-            answer: to a message.
-            digest: SHA-256 of the request.
-            checked: a node of the same settings has compared the message with the data.
+        The other half computes tensors from the `task` and passes them to `Admitted.keep`. A
+        message is `checked` where a node of the same settings has compared it with the data.
         """
         self._check(answer, checked=checked)
         return self._charge(answer, digest)
@@ -319,15 +290,7 @@ class Node:
         return lineage if settings.partition is None else f"{lineage}/client-{self.client}"
 
     def given(self, shown: Iterable[str]) -> Given | None:
-        """Returns the name and receipt that a node under a policy gives a server to keep.
-
-        Args:
-            shown: the server's receipts, of any nodes.
-
-        Raises:
-            RolledBackError: the ledger is older than one of them.
-            LedgerError: the ledger cannot be used.
-        """
+        """Returns the name and receipt that a node under a policy gives a server to keep."""
         if self._policy is None:
             return None
         ledger = _open_ledger(self.settings)
@@ -339,14 +302,6 @@ class Node:
 
         Guarantees:
             - A server gets no statement of no charge: it could ask before the run.
-
-        Args:
-            run: public name of the run.
-            also_none: the owner asks, and may state that nothing was charged.
-
-        Raises:
-            LedgerError: the ledger cannot be used.
-            ConfigError: the node's identity key cannot be used.
         """
         if self._policy is None:
             return None
@@ -392,12 +347,6 @@ class Node:
             at_once=final or settings.states_at_once,
             rewinds=not final,
         )
-
-    def _forget_old_states(self) -> None:
-        policy = self._policy
-        if policy is not None and policy.state_days is not None:
-            forget(policy.states, policy.state_days)
-            Sessions(policy.sessions).wipe(policy.state_days)
 
     @property
     def _stores_replies(self) -> bool:

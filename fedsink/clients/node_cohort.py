@@ -38,21 +38,13 @@ _BATCH = 1 << 17
 
 @dataclass(frozen=True)
 class _Cohort:
-    """Clients that got one content, and whose charges are committed.
+    """Clients that got one content, and whose charges are committed."""
 
-    Attributes:
-        number: index of their content.
-        answer: to this content.
-        digest: of the message; empty where no noise depends on it.
-        nodes: the clients.
-        admissions: of each client.
-    """
-
-    number: int
-    answer: BatchedAnswer
-    digest: bytes
-    nodes: Sequence[Node]
-    admissions: Sequence[Admitted]
+    number: int  # index of their content
+    answer: BatchedAnswer  # to this content
+    digest: bytes  # of the message; empty where no noise depends on it
+    nodes: Sequence[Node]  # the clients
+    admissions: Sequence[Admitted]  # of each client
 
     def part(self, clients: slice) -> _Cohort:
         """Returns some of the clients."""
@@ -94,11 +86,6 @@ class NodeCohort:
         """Yields the clients' replies, (k, parts, ...), each with the number of its content.
 
         Replies to one content come in whole blocks of consecutive clients.
-
-        Args:
-            message_type: a type that `handles` accepts.
-            contents: of the messages.
-            clients: for each content, the increasing numbers of its clients.
         """
         torch.set_num_threads(self._settings.threads)
         kind: type[BatchedAnswer] = self._kind(message_type)
@@ -121,11 +108,6 @@ class NodeCohort:
 
         With the digests a process without a ledger may answer, see `PassGate`. A refused use
         has no digest; the log says why.
-
-        Args:
-            message_type: of any answer.
-            content: of the message.
-            clients: the increasing numbers of the clients.
         """
         try:
             kind = self._kind(message_type)

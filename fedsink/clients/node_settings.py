@@ -97,18 +97,11 @@ class NodeSettings:
                 "Clients under a policy or with secure noise have replies of their own: "
                 "noise.draw=clients."
             )
-        if self.lent is not None and not self._lends:
-            raise PrivacyError("A lent key replaces a key file and a ledger: leave both out.")
-        self._check_keep(self.keep or ())
-
-    @property
-    def _lends(self) -> bool:
         others = (self.seed, self.key_file, self.ledger, self.policy)
-        return self.noise == "fast" and all(value is None for value in others)
-
-    def _check_keep(self, numbers: tuple[object, ...]) -> None:
-        seen = set()
-        for number in numbers:
+        if self.lent is not None and (self.noise != "fast" or any(o is not None for o in others)):
+            raise PrivacyError("A lent key replaces a key file and a ledger: leave both out.")
+        seen = set[object]()
+        for number in self.keep or ():
             if type(number) is not int or not 0 <= number < self.clients or number in seen:
                 raise ConfigError(
                     f"partition.keep must list numbers of clients from 0 to {self.clients - 1}, "
@@ -160,9 +153,8 @@ class NodeSettings:
                 "state.folder in the policy."
             ) from None
         if key_file is not None and not key_file.exists():
-            with contextlib.suppress(
-                PrivacyError
-            ):  # another process was first; otherwise loading raises
+            # Another process may be first; otherwise loading raises.
+            with contextlib.suppress(PrivacyError):
                 SecretKey.create(key_file, policy.lineage)
         return cls(
             data=policy.data,

@@ -235,13 +235,9 @@ def _own_limits() -> list[str]:
 
 
 class TomlTable:
-    """A table of the file; every key is taken once, and none may be left.
+    """A table of the file, at the place `where`; every key is taken once, and none may be left.
 
-    Args:
-        values: of the table's keys.
-        file: name of the file.
-        where: the table's place in the file; "" for the whole.
-        words: all known keys of such files; a known key is never taken for a mistyped one.
+    `words` are all known keys of such files: a known key is never taken for a mistyped one.
     """
 
     def __init__(

@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlaceLayout:
-    """Samples of several clients in B places each, of which each holds a record or is empty.
+    """Samples of several clients in B places each, of which each holds a record or is empty."""
 
-    Attributes:
-        clients: client of each sample, (K,), counted within the drawn ones.
-        chosen: indices of the records in the pool, (K, B); any in an empty place.
-        present: (K, B) bool, true for places that hold a record.
-    """
-
-    clients: Tensor
-    chosen: Tensor
-    present: Tensor
+    clients: Tensor  # client of each sample, (K,), counted within the drawn ones
+    chosen: Tensor  # indices of the records in the pool, (K, B); any in an empty place
+    present: Tensor  # (K, B) bool, true for places that hold a record
 
     def pooled(self) -> PlaceLayout:
         """Returns all places as those of one client."""
@@ -41,17 +35,11 @@ class PlaceLayout:
 
 @dataclass(frozen=True)
 class Batch:
-    """The records in some places, on the records' device.
+    """The records in some places, on the records' device."""
 
-    Attributes:
-        records: coordinates, (K, B, D), zero in an empty place.
-        labels: (K, B) int64, zero in an empty place.
-        present: (K, B) bool, true for places that hold a record.
-    """
-
-    records: Tensor
-    labels: Tensor
-    present: Tensor
+    records: Tensor  # coordinates, (K, B, D), zero in an empty place
+    labels: Tensor  # (K, B) int64, zero in an empty place
+    present: Tensor  # (K, B) bool, true for places that hold a record
 
     def meets(self, row_labels: Tensor) -> Tensor:
         """Returns (K, n, B) bool, true where a row may meet a record: present, and of its class."""
@@ -61,17 +49,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Sample:
-    """Poisson samples of several clients, one behind the other, as large as they come.
+    """Poisson samples of several clients, one behind the other, as large as they come."""
 
-    Attributes:
-        chosen: indices of the records in the pool, (M,), client by client.
-        owners: each record's client, (M,), increasing, counted within the drawn ones.
-        clients: number of clients.
-    """
-
-    chosen: Tensor
-    owners: Tensor
-    clients: int
+    chosen: Tensor  # indices of the records in the pool, (M,), client by client
+    owners: Tensor  # each record's client, (M,), increasing, counted within the drawn ones
+    clients: int  # number of clients
 
     def pooled(self) -> Sample:
         """Returns all samples as that of one client."""
@@ -121,9 +103,7 @@ class Pool:
     """Labels and coordinates of some clients' records, in the shards' order.
 
     Coordinates are kept for the last view asked for: one copy, however many clients there are.
-
-    Args:
-        shards: at least one, of records of one shape on one device.
+    The shards, at least one, hold records of one shape on one device.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -159,13 +139,7 @@ class Pool:
     def draw(
         self, requests: Sequence[GradientRequest], part: slice, samples: Sequence[Stream]
     ) -> Sample:
-        """Draws the Poisson samples of some clients: each record of the class with probability q.
-
-        Args:
-            requests: of each client, all of one plan.
-            part: the clients' places among the shards.
-            samples: one stream per client.
-        """
+        """Draws some clients' Poisson samples: each record of the class with probability q."""
         members, starts, sizes = self.runs([request.label for request in requests], part)
         taken = PoissonSampler(requests[0].plan.rate).draw_each(sizes.tolist(), samples)
         owners = torch.arange(len(sizes)).repeat_interleave(sizes)[taken]
@@ -214,15 +188,10 @@ class Pool:
     def runs(
         self, labels: Sequence[int | None], part: slice
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Finds the records that each client of `part` may sample.
+        """Returns the records of its class (None: all of them) that each client may sample.
 
-        Args:
-            labels: the class that each client samples from; None for every record.
-            part: the clients.
-
-        Returns:
-            Indices into the pool (None where its order stays), and for each client where its
-            records begin among them, (K,), and how many they are, (K,).
+        They are indices into the pool (None where its order stays), and for each client where its
+        own begin among them, (K,), and how many they are, (K,).
         """
         if labels[0] is None:
             return None, self._starts[part], self._sizes[part]

@@ -23,28 +23,20 @@ _CHECKSUM_BYTES = 32
 
 
 class ReplyStore:
-    """Stores one file per reply, named by the digest of its request.
+    """Stores one file per reply, named by the digest of its request, in a folder of mode 0700.
 
     Guarantees:
         - A reply is on the disk, whole, before `put` returns it.
         - Of two replies to one request the first is kept, and both are answered with it.
         - A damaged reply, or one to another request, is refused, never made again.
         - Files have mode 0600.
-
-    Args:
-        folder: made with mode 0700 at the first reply.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, digest: bytes) -> dict[str, Tensor] | None:
-        """Returns the stored reply, or None where there is none.
-
-        Raises:
-            ReleaseRefusedError: the stored reply is damaged.
-            LedgerError: it cannot be read.
-        """
+        """Returns the stored reply, or None where there is none."""
         path = self._path(digest)
         try:
             content = path.read_bytes()
@@ -64,22 +56,14 @@ class ReplyStore:
         return reply
 
     def digests(self) -> list[bytes]:
-        """Returns the digests of all stored replies.
-
-        Raises:
-            LedgerError: the folder cannot be read.
-        """
+        """Returns the digests of all stored replies."""
         try:
             return [bytes.fromhex(path.stem) for path in self._folder.glob("*.reply")]
         except (OSError, ValueError) as error:
             raise LedgerError(f"the replies in {self._folder} cannot be listed: {error}.") from None
 
     def put(self, digest: bytes, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Stores a reply unless there is one, and returns the stored reply.
-
-        Raises:
-            LedgerError: the folder cannot be written; the reply must not leave.
-        """
+        """Stores a reply unless there is one, and returns the stored reply."""
         path = self._path(digest)
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,24 +83,14 @@ class ReplyStore:
 
 
 def seal(tensors: Mapping[str, Tensor], place: str) -> bytes:
-    """Returns the content of a file with these tensors.
-
-    Args:
-        tensors: by name.
-        place: names the purpose of the file.
-    """
+    """Returns the content of a file with these tensors."""
     plain = {name: values.cpu().contiguous() for name, values in tensors.items()}
     payload = save(plain, {"format": str(FORMAT)})
     return _checksum(payload, place) + payload
 
 
 def unseal(content: bytes, place: str) -> dict[str, Tensor] | None:
-    """Returns the tensors in a file; None where it is damaged or sealed for another place.
-
-    Raises:
-        SafetensorError: the content is intact, but `seal` has not written it.
-        LedgerError: it is of another format.
-    """
+    """Returns the tensors in a file; None where it is damaged or sealed for another place."""
     payload = content[_CHECKSUM_BYTES:]
     if _checksum(payload, place) != content[:_CHECKSUM_BYTES]:
         return None

@@ -42,13 +42,6 @@ class RunnerProcess:
         - A fork that dies is forked once more for the same message, which ledger and reply store
           make safe; after that the server learns a code.
         - Runner and forks end with this process.
-
-    Args:
-        config: the owner's settings: `policy`, `partition-id`, `num-partitions` and `device`.
-
-    Raises:
-        ConfigError: policy, state, key or records are unusable.
-        ClientError: the first fork died.
     """
 
     def __init__(self, config: Mapping[str, str | int]) -> None:

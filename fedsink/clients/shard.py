@@ -59,18 +59,6 @@ class Shard:
 
         Every error of a record is raised here and not when the record is sampled: that would
         reveal the sample. The errors name no value, label or position.
-
-        Args:
-            images: (N, C, H, W), or points (N, d).
-            labels: (N,) int64.
-            classes: the length of the public label map.
-            device: of the records once they are checked.
-            users: (N,) int64, or None; they stay on the CPU.
-            slots: like users.
-
-        Raises:
-            DataError: a value is not finite, an image leaves [0, 1], a point's coordinate exceeds
-                `POINT_LIMIT`, or a label lies outside 0..classes−1.
         """
         low, high = (-POINT_LIMIT, POINT_LIMIT) if images.ndim == 2 else (0.0, 1.0)
         if not bool(images.isfinite().all()):
@@ -92,8 +80,7 @@ class Shard:
     def fingerprint(self, owner: str = "") -> bytes:
         """SHA-256 over shapes, types and every byte of images, labels, users and slots, in order.
 
-        Args:
-            owner: tells apart simulated clients that happen to hold equal records.
+        `owner` tells apart simulated clients that happen to hold equal records.
         """
         state = hashlib.sha256(f"{owner}|".encode())
         for name in ("images", "labels", "users", "slots"):
@@ -105,11 +92,7 @@ class Shard:
         return state.digest()
 
     def whole_users(self) -> Tensor:
-        """The number of each record's user, (N,) int64, for answers that protect users.
-
-        Raises:
-            DataError: the records do not tell users apart.
-        """
+        """The number of each record's user, (N,) int64, for answers that protect users."""
         if self.users is None:
             raise DataError(
                 "The plan protects users, and this node's records do not tell them apart: name a "
@@ -148,11 +131,7 @@ class Shard:
 
 
 def records_of(settings: NodeSettings, client: int) -> LabelledData:
-    """Reads a client's records as float32.
-
-    Raises:
-        FedsinkError: as `load` and `deal`.
-    """
+    """Reads a client's records as float32."""
     records = load(settings.data, "train")
     held = torch.arange(len(records)) if settings.partition is None else deal(settings)[client]
     images, labels = records.take(held)
@@ -164,12 +143,7 @@ def records_of(settings: NodeSettings, client: int) -> LabelledData:
 
 @lru_cache(maxsize=4)
 def deal(settings: NodeSettings) -> list[Tensor]:
-    """Deals a simulation's records out; returns each client's, as int64 indices.
-
-    Raises:
-        ConfigError: nothing is to be dealt out, or `partition` raises it.
-        DataError: the records do not suffice, or cannot be read.
-    """
+    """Deals a simulation's records out; returns each client's, as int64 indices."""
     if settings.partition is None:
         raise ConfigError("A simulation deals its records out to clients: name a partition.")
     records = load(settings.data, "train")

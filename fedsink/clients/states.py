@@ -56,11 +56,7 @@ class State:
         self._kept: int | None = None
 
     def before(self, round: int) -> Tensors | None:
-        """Returns the state of the last round before this one, and forgets older ones.
-
-        Raises:
-            LedgerError: files cannot be read or removed.
-        """
+        """Returns the state of the last round before this one, and forgets older ones."""
         if (last := _last(self._memory, round)) is not None:
             self._memory = {t: state for t, state in self._memory.items() if t >= last}
             return self._memory[last]
@@ -74,24 +70,17 @@ class State:
         return None
 
     def put(self, round: int, state: Tensors) -> None:
-        """Puts the state after a round, replacing one that was put before.
-
-        Raises:
-            LedgerError: it cannot be written.
-        """
+        """Puts the state after a round, replacing one that was put before."""
         if self._at_once:
             self._write(round, state)
         else:
             self._memory[round] = state
 
     def lost(self, what: str) -> None:
-        """Reports that a state is missing: a real node logs it, and its answer starts anew.
+        """Reports a missing state: a simulation ends; a real node logs it, and starts anew.
 
         The server is not told. A real node stores every reply, so a released reply is never
         computed again.
-
-        Raises:
-            CheckpointError: in a simulation, which may compute a released round again.
         """
         if self.simulated:
             raise CheckpointError(
@@ -104,9 +93,6 @@ class State:
 
         The previous file stays until the next one is written: the server may end before it has
         finished this checkpoint.
-
-        Raises:
-            LedgerError: it cannot be written.
         """
         last = _last(self._memory, round + 1)
         if last is None or last == self._kept or self._folder is None:
@@ -170,12 +156,8 @@ class States:
         - No answer is given a state of another client, lineage, account, run, plan or version of
           the data.
 
-    Args:
-        folder: of all clients' states; None: states are kept only in memory.
-        owner: names the client and its lineage.
-        simulated: the client is a simulation's; see `State`.
-        at_once: write every state to a file at once, where there is a folder; see `State`.
-        rewinds: answered rounds may be asked and computed again.
+    `folder` is of all clients' states, `owner` names the client and its lineage; see `State` for
+    the others.
     """
 
     def __init__(
@@ -192,13 +174,7 @@ class States:
         self._states: dict[tuple[str, ...], State] = {}
 
     def of(self, reservation: bytes, kind: str, *names: str) -> State:
-        """The state of one kind of answer under a reservation.
-
-        Args:
-            reservation: of the answer, from `reservation_name`.
-            kind: name of the answer.
-            names: any texts; other names give another state.
-        """
+        """The state of one kind of answer under a reservation; other `names`, another state."""
         key = (reservation.hex(), kind, *names)
         if key not in self._states:
             folder = None
@@ -217,15 +193,7 @@ class States:
 
 
 def forget(folder: Path, days: float = 0.0) -> int:
-    """Removes the states that were not written for `days` days; returns their number.
-
-    Args:
-        folder: of all states, with a folder for each answer, client and reservation.
-        days: counted by the dates of the files.
-
-    Raises:
-        LedgerError: the states cannot be removed.
-    """
+    """Removes the states that were not written for `days` days; returns their number."""
     forgotten = 0
     try:
         for state in folder.iterdir() if folder.is_dir() else ():
