@@ -409,23 +409,7 @@ def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug:
             cpus, gpus = engine.num_cpus or 1.0, engine.num_gpus
             run_flower(server, client_app(node), node.clients, num_cpus=cpus, num_gpus=gpus)
         else:
-            if engine.name == "local":
-                hosted = fedsink_apps(node)
-                grid: SimulationGrid = LocalGrid(hosted.app, node.clients, batched=hosted.batched)
-            else:
-                from fedsink.simulation.ray.ray_grid import RayGrid
-
-                grid = RayGrid(
-                    node,
-                    actors=engine.actors,
-                    address=engine.address,
-                    num_cpus=None if engine.num_cpus is None else int(engine.num_cpus),
-                    num_gpus=engine.num_gpus,
-                    data=engine.data,
-                    timeout=engine.timeout,
-                    revive_seconds=engine.revive_seconds,
-                    debug=debug,
-                )
+            grid = _grid(engine, node, debug)
             try:
                 server(grid, client_context(0, node.clients, 1))
             finally:
@@ -438,3 +422,23 @@ def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug:
     identity.delete_key()
     report_at_end(folder.path)
     return folder.path
+
+
+def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> SimulationGrid:
+    """Returns the grid, alone: what hosts the clients must not stay in the frame of a failure."""
+    if engine.name == "local":
+        hosted = fedsink_apps(node)
+        return LocalGrid(hosted.app, node.clients, batched=hosted.batched)
+    from fedsink.simulation.ray.ray_grid import RayGrid
+
+    return RayGrid(
+        node,
+        actors=engine.actors,
+        address=engine.address,
+        num_cpus=None if engine.num_cpus is None else int(engine.num_cpus),
+        num_gpus=engine.num_gpus,
+        data=engine.data,
+        timeout=engine.timeout,
+        revive_seconds=engine.revive_seconds,
+        debug=debug,
+    )

@@ -192,27 +192,22 @@ def test_an_upload_that_the_plan_does_not_allow_names_the_client(
     assert len(strategy.uploads()["values"]) == 0
 
 
-def test_a_malformed_upload_names_the_client(make_local, make_grid):
-    grid = make_grid()
-    grid.say(2, RecordDict())
-    with pytest.raises(ClientError, match="Client 2 uploaded chunk 0 as: Malformed message"):
-        make_local().collect(grid)
-
-
-def test_an_upload_that_never_comes_names_the_client(make_local, make_grid):
-    grid = make_grid()
-    grid.lose(2)
-    message = r"uploading chunk 0, 1 of 3 clients did not answer \(client 2 first\)"
-    with pytest.raises(ClientError, match=message):
-        make_local().collect(grid)
-
-
-def test_a_client_that_refuses_is_named(make_local, make_grid, local_plan):
-    """The plan's label list differs from that of the data."""
-    strategy = make_local(plan=replace(local_plan, classes=4))
-    message = "While uploading chunk 0, client 0 could not use the request or its data"
-    with pytest.raises(ClientError, match=message):
-        strategy.collect(make_grid())
+def test_who_uploads_nothing_of_use_is_named(make_local, make_grid, local_plan):
+    malformed, silent = make_grid(), make_grid()
+    malformed.say(2, RecordDict())
+    silent.lose(2)
+    otherwise = make_local(plan=replace(local_plan, classes=4))  # than the labels of the data
+    for strategy, grid, message in (
+        (make_local(), malformed, "Client 2 uploaded chunk 0 as: Malformed message"),
+        (
+            make_local(),
+            silent,
+            r"uploading chunk 0, 1 of 3 clients did not answer \(client 2 first",
+        ),
+        (otherwise, make_grid(), "While uploading chunk 0, client 0 could not use the request or"),
+    ):
+        with pytest.raises(ClientError, match=message):
+            strategy.collect(grid)
 
 
 def test_uploads_and_state_go_on_bit_identically(make_local, make_grid, tmp_path):
