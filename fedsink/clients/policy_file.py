@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +25,27 @@ from fedsink.protocol.signing import read_key, read_keys
 from fedsink.secagg.identities import Authority, Peers
 from fedsink.secagg.parameters import LEAST_COHORT, NO_CERTIFICATE, Trust
 from fedsink.values import as_float, check_format
+
+TABLE, TEXT, FLAG = "a table", "a non-empty text", "true or false"
+NUMBER, WHOLE = "a number ≥ 0", "a whole number ≥ 0"
+TEXTS, WHOLES, NUMBERS = "a list of texts", "a list of whole numbers", "a list of numbers"
+
+
+def _list_of(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(type(each) in kinds for each in value)
+
+
+_IS: dict[str, Callable[[Any], bool]] = {
+    TABLE: lambda value: isinstance(value, dict),
+    TEXT: lambda value: isinstance(value, str) and value != "",
+    FLAG: lambda value: isinstance(value, bool),
+    NUMBER: lambda value: 0 <= as_float(value) < math.inf,
+    WHOLE: lambda value: type(value) is int and value >= 0,
+    TEXTS: _list_of(str),
+    WHOLES: _list_of(int),
+    NUMBERS: _list_of(int, float),
+}
+"""What the value of a key may be, by the words that the owner reads; true is no number."""
 
 REQUIRED: Any = object()
 """The default of a key that must be there."""
@@ -75,13 +96,13 @@ def read_policy(path: Path) -> Policy:
     except ValueError as error:  # of the syntax, the encoding, or a number of too many digits
         raise ConfigError(f"The policy {path} is no TOML file: {error}.") from None
     whole = TomlTable(content, path.name, "", [*WORDS, *_own_limits()])
-    check_format(f"The policy {path}", whole.whole("format", 1), FORMAT, error=ConfigError)
+    check_format(f"The policy {path}", whole.take("format", WHOLE, 1), FORMAT, error=ConfigError)
     data, state, noise = (whole.table(name) for name in ("data", "state", "noise"))
-    lineage = data.text("lineage")
+    lineage = data.take("lineage", TEXT)
     on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")
     spec = _data_spec(data, path.parent)
-    folder = path.parent / state.text("folder")
-    days = state.number("state_days", None)
+    folder = path.parent / state.take("folder", TEXT)
+    days = state.take("state_days", NUMBER, None)
     backend = noise.choice("backend", ("secure", "fast"), REQUIRED)
     budgets = _budgets(whole.table("budget"))
     allowed = _allowed(whole.table("allow"), spec, budgets)
@@ -100,15 +121,15 @@ def read_policy(path: Path) -> Policy:
 def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
     if table is None:
         return None
-    minimum = table.whole("minimum_cohort")
+    minimum = table.take("minimum_cohort", WHOLE)
     if minimum < LEAST_COHORT:
         table.fail(f"minimum_cohort must be at least {LEAST_COHORT}, not {minimum}.")
-    threshold = table.number("threshold", LEAST_THRESHOLD)
+    threshold = table.take("threshold", NUMBER, LEAST_THRESHOLD)
     if not LEAST_THRESHOLD <= threshold < 1:
         table.fail(f"threshold must be at least 2/3 and below 1, not {threshold:g}.")
-    spared = table.whole("tolerate_dropouts", None)
-    peers, authority = table.text("peers", None), table.text("authority", None)
-    certificate = table.text("certificate", None)
+    spared = table.take("tolerate_dropouts", WHOLE, None)
+    peers, authority = table.take("peers", TEXT, None), table.take("authority", TEXT, None)
+    certificate = table.take("certificate", TEXT, None)
     if (peers is None) == (authority is None) or (authority is None) != (certificate is None):
         table.fail("give peers, or authority with the certificate of this node's key.")
     trust: Trust
@@ -144,7 +165,7 @@ def _operators(table: TomlTable | None) -> dict[str, bytes]:
     operators = {}
     for name in keys.names():
         try:
-            operators[name] = read_key(keys.text(name))
+            operators[name] = read_key(keys.take(name, TEXT))
         except ConfigError as error:
             keys.fail(f"{name}: {error}")
     if not operators:
@@ -154,16 +175,16 @@ def _operators(table: TomlTable | None) -> dict[str, bytes]:
 
 
 def _data_spec(data: TomlTable, folder: Path) -> DataSpec:
-    root = data.text("root", None)
+    root = data.take("root", TEXT, None)
     try:
         return DataSpec(
-            name=data.text("name"),
-            shape=tuple(data.numbers("shape")),
-            classes=tuple(data.texts("classes")),
-            nominal_records=data.whole("nominal_records"),
+            name=data.take("name", TEXT),
+            shape=tuple(data.take("shape", WHOLES)),
+            classes=tuple(data.take("classes", TEXTS)),
+            nominal_records=data.take("nominal_records", WHOLE),
             root=None if root is None else str(folder / Path(root).expanduser()),
-            download=data.flag("download", False),
-            range=data.numbers("range", None, int, float),
+            download=data.take("download", FLAG, False),
+            range=data.take("range", NUMBERS, None),
         )
     except ConfigError as error:
         raise error if data.file in str(error) else ConfigError(f"{data.file}: {error}") from None
@@ -174,7 +195,7 @@ def _budgets(tables: TomlTable) -> dict[str, Budget]:
     for name in ADJACENCIES:
         if (table := tables.optional_table(name)) is None:
             continue
-        epsilon, delta = table.number("epsilon"), table.number("delta")
+        epsilon, delta = table.take("epsilon", NUMBER), table.take("delta", NUMBER)
         try:
             budgets[name] = Budget(epsilon, delta)
         except PrivacyError as error:
@@ -187,7 +208,7 @@ def _budgets(tables: TomlTable) -> dict[str, Budget]:
 
 
 def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
-    words, by_word = tuple(table.texts("mechanisms")), answers_by_word()
+    words, by_word = tuple(table.take("mechanisms", TEXTS)), answers_by_word()
     if unknown := sorted(set(words) - set(by_word)):
         moved = unknown[0] in ("parameter-gradient", "parameter_gradient")
         hint = " parameter_gradient is in fedsink-papers: see docs/papers.md." if moved else ""
@@ -197,10 +218,10 @@ def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Al
         if answer.adjacency not in (None, *budgets):
             adjacency = answer.adjacency
             table.fail(f"mechanisms charged under {adjacency} need a [budget.{adjacency}].")
-    generators = tuple(table.texts("generators", ()))
+    generators = tuple(table.take("generators", TEXTS, ()))
     if unknown := sorted(set(generators) - set(GENERATORS)):
         table.fail(f"generators: {unknown[0]!r} is none of {', '.join(GENERATORS)}.")
-    listed = table.texts("labels", None)
+    listed = table.take("labels", TEXTS, None)
     if unknown := sorted(set(listed or ()) - set(data.classes)):
         table.fail(f"labels: {unknown[0]!r} is not in data.classes.")
     # Limits of the central mode must be stated where it is allowed, and may be elsewhere.
@@ -209,11 +230,11 @@ def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Al
         mechanisms=words,
         generators=generators,
         limits=_limits(table, named),
-        minimum_noise_multiplier=table.number("minimum_noise_multiplier", missing),
-        minimum_clip_bound=table.number("minimum_clip_bound", 0.0),
-        maximum_clip_bound=table.number("maximum_clip_bound", missing),
-        maximum_rounds=table.whole("maximum_rounds", MAXIMUM_ROUNDS),
-        maximum_rate=table.number("maximum_rate", 1.0),
+        minimum_noise_multiplier=table.take("minimum_noise_multiplier", NUMBER, missing),
+        minimum_clip_bound=table.take("minimum_clip_bound", NUMBER, 0.0),
+        maximum_clip_bound=table.take("maximum_clip_bound", NUMBER, missing),
+        maximum_rounds=table.take("maximum_rounds", WHOLE, MAXIMUM_ROUNDS),
+        maximum_rate=table.take("maximum_rate", NUMBER, 1.0),
         labels=None if listed is None else frozenset(map(data.classes.index, listed)),
         capacity=table.choice("capacity", ("required", "optional"), "optional") == "required",
         secure_aggregation=table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0]),
@@ -227,7 +248,7 @@ def _limits(table: TomlTable, named: list[type[Answer]]) -> dict[str, int]:
     defaults: dict[str, Any] = dict.fromkeys(_own_limits(), 0)
     for answer in named:
         defaults |= {k: REQUIRED if v is None else v for k, v in answer.limits.items()}
-    return {key: table.whole(key, default) for key, default in defaults.items()}
+    return {key: table.take(key, WHOLE, default) for key, default in defaults.items()}
 
 
 def _own_limits() -> list[str]:
@@ -270,7 +291,7 @@ class TomlTable:
     def table(self, key: str) -> TomlTable:
         """Returns a table inside this one; it must be there."""
         where = f"{self._where}.{key}" if self._where else key
-        return TomlTable(self._take(key, dict, "a table", REQUIRED), self.file, where, self._words)
+        return TomlTable(self.take(key, TABLE), self.file, where, self._words)
 
     def optional_table(self, key: str) -> TomlTable | None:
         """Returns a table inside this one, or None."""
@@ -279,67 +300,24 @@ class TomlTable:
         self._known.append(key)
         return None
 
-    def text(self, key: str, default: Any = REQUIRED) -> Any:
-        """Returns a text that is not empty."""
-        value = self._take(key, str, "a non-empty text", default)
-        if value == "":
-            self.fail(f"{key} must be a non-empty text.")
-        return value
-
     def choice(self, key: str, choices: tuple[str, ...], default: Any) -> str:
         """Returns one of some texts."""
-        value = self.text(key, default)
+        value = self.take(key, TEXT, default)
         if value not in choices:
             self.fail(f"{key} is {' or '.join(choices)}, not {value!r}.")
         return str(value)
 
-    def flag(self, key: str, default: bool) -> bool:
-        """Returns true or false."""
-        return bool(self._take(key, bool, "true or false", default))
-
-    def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """Returns a number ≥ 0 as a float; a default of None stays None."""
-        value = self._take(key, (int, float), "a number ≥ 0", default)
-        if value is None:
-            return None
-        if not 0 <= as_float(value) < math.inf:
-            self.fail(f"{key} must be a number ≥ 0, not {value!r}.")
-        return float(value)
-
-    def whole(self, key: str, default: Any = REQUIRED) -> Any:
-        """Returns a whole number ≥ 0; a default of None stays None."""
-        value = self._take(key, int, "a whole number", default)
-        if value is None:
-            return None
-        if value < 0:
-            self.fail(f"{key} must be a whole number ≥ 0, not {value!r}.")
-        return int(value)
-
-    def texts(self, key: str, default: Any = REQUIRED) -> Any:
-        """Returns a list of texts."""
-        return self._list(key, (str,), "texts", default)
-
-    def numbers(self, key: str, default: Any = REQUIRED, *kinds: type) -> Any:
-        """Returns a list of numbers: whole ones, unless other kinds are named."""
-        what = "numbers" if kinds else "whole numbers"
-        return self._list(key, kinds or (int,), what, default)
-
-    def _list(self, key: str, kinds: tuple[type, ...], what: str, default: Any) -> Any:
-        values = self._take(key, list, f"a list of {what}", default)
-        if values is not None and not all(type(value) in kinds for value in values):
-            self.fail(f"{key} must be a list of {what}, not {values!r}.")
-        return values
-
-    def _take(self, key: str, kind: Any, what: str, default: Any) -> Any:
+    def take(self, key: str, what: str, default: Any = REQUIRED) -> Any:
+        """Returns the value of a key, which must be `what`; numbers as floats."""
         self._known.append(key)
         if key not in self._left:
             if default is REQUIRED:
                 self.fail(f"{key} is missing; it must be {what}.{self._mistyped(key)}")
             return default
         value = self._left.pop(key)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if not _IS[what](value):
             self.fail(f"{key} must be {what}, not {value!r}.")
-        return value
+        return float(value) if what == NUMBER else value
 
     def _mistyped(self, key: str) -> str:
         """Returns a question about the key of this table that is most like a missing one."""

@@ -217,38 +217,15 @@ def test_no_json_in_any_place_is_more_than_malformed(kind: str) -> None:
     assert 0 < sum(outcomes) < len(outcomes) / 4
 
 
-ARRAYS: list[dict[str, Any]] = (
-    [{"dtype": dtype} for dtype in ("float32", "float64", "int64", "bool", "float16", "object", "")]
-    + [
-        {"shape": shape}
-        for shape in (
-            (),
-            (0,),
-            (1,),
-            (-1,),
-            (96,),
-            (6, 16),
-            (16, 6),
-            (1, 6, 16),
-            (1, 96),
-            (2, 48),
-            (1, 1, 6, 16),
-            (0, 16),
-            (1, 0, 16),
-            (1, 6, 0),
-            (2**62, 0),
-            (0, 2**63),
-            (2**31, 2),
-        )
-    ]
-    + [
-        {"stype": ""},
-        {"stype": "numpy.ndarray"},
-        {"data": b""},
-        {"data": b"1"},
-        {"data": bytes(384)},
-    ]
-)
+ARRAYS: list[dict[str, Any]] = [
+    *({"dtype": dtype} for dtype in
+      ("float32", "float64", "int64", "bool", "float16", "object", "")),
+    *({"shape": shape} for shape in (
+        (), (0,), (1,), (-1,), (96,), (6, 16), (16, 6), (1, 6, 16), (1, 96), (2, 48), (1, 1, 6, 16),
+        (0, 16), (1, 0, 16), (1, 6, 0), (2**62, 0), (0, 2**63), (2**31, 2),
+    )),
+    {"stype": ""}, {"stype": "numpy.ndarray"}, {"data": b""}, {"data": b"1"}, {"data": bytes(384)},
+]  # fmt: skip
 
 
 def reshaped(array: Array, shape: tuple[int, ...], dtype: str) -> Array:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,13 +12,25 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients.dp_sinkhorn import client_gradient
+from fedsink.clients.dp_sinkhorn import (
+    DPSinkhornAnswer,
+    client_gradient,
+    client_total,
+    client_totals,
+)
+from fedsink.clients.node import Node
+from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.policy_file import read_policy
+from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
+from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.privacy import Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.transport import ConvergedSolver, Mixed, append_labels, transport_gradient
+from fedsink.transport import L1, ConvergedSolver, Mixed, append_labels, transport_gradient
+from fedsink.transport.backends import GeomlossSolver
 
-from ..support.numbers import FINITE, HOSTILE, LAM, PUBLIC_AND_PRIVATE, matrices
+from ..support.asking import gradient
+from ..support.numbers import FINITE, HOSTILE, LAM, matrices
 from ..support.streams import Silent, Streams, keyed
 from ..support.tiny import shard_of
 
@@ -53,14 +65,12 @@ def test_noise_std_is_the_multiplier_times_the_clips_sensitivity(
     assert matches(noise, std * 3 / 2) < 1e-9
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-def test_noise_of_clients_rounds_and_seeds_is_unrelated(make_request: Make, clip: str) -> None:
-    """Pitfall 5: no two clients or rounds share noise."""
-    rows = torch.zeros(200, 4)
-    request, empty = make_request(clip=clip, rows=rows), shard_of(0)
-    one, other = (client_gradient(request, empty, keyed(k)).flatten() for k in (b"1", b"2"))
-    assert abs(float(np.corrcoef(one, other)[0, 1])) < 0.15
-    assert torch.equal(client_gradient(request, empty, keyed(b"1")).flatten(), one)
+def drawn(shard: Shard, label: int | None, key: bytes, rate: float) -> Tensor:
+    """The records of a class that enter the batch under a key: some of them, and not all."""
+    own = torch.arange(len(shard)) if label is None else (shard.labels == label).nonzero().flatten()
+    batch = own[Stream(key, "sample").uniform(len(own)) < rate]
+    assert 0 < len(batch) < len(own)
+    return batch
 
 
 def naive_record_total(request: GradientRequest, records: Tensor, labels: Tensor) -> Tensor:
@@ -88,9 +98,8 @@ def test_record_release_without_noise_is_the_naive_sum_over_the_batch(
 ) -> None:
     request = make_request(clip="record", schedule=schedule, label=label, bound=bound, rate=0.4)
     shard = shard_of()
-    candidates = torch.arange(40) if label is None else (shard.labels == label).nonzero().flatten()
-    batch = candidates[Stream(b"test", "sample").uniform(len(candidates)) < 0.4]
-    assert 3 < len(batch) < len(candidates)
+    batch = drawn(shard, label, b"test", 0.4)
+    assert len(batch) > 3
     expected = naive_record_total(request, shard.images[batch], shard.labels[batch])
     released = client_gradient(request, shard, silent)
     assert torch.allclose(released.double(), expected, rtol=1e-4, atol=1e-6)
@@ -104,7 +113,7 @@ def test_a_record_release_is_the_sum_of_those_of_each_record_alone(
     request, shard = make_request(clip="record", bound=0.2), shard_of(9)
     rows = request.rows.clone()
     rows[0] *= scale  # a stray, for the second scale
-    request = dataclasses.replace(request, rows=rows)
+    request = replace(request, rows=rows)
     alone = [
         client_gradient(request, Shard(shard.images[j : j + 1], shard.labels[j : j + 1]), silent)
         for j in range(9)
@@ -123,8 +132,7 @@ def test_batch_release_without_noise_is_the_clipped_sinkhorn_gradient(
         schedule=schedule, label=label, bound=bound, rate=0.4, m=0.3, label_weight=1.5, lam=1.0
     )
     shard = shard_of()
-    candidates = torch.arange(40) if label is None else (shard.labels == label).nonzero().flatten()
-    batch = candidates[Stream(b"test", "sample").uniform(len(candidates)) < 0.4]
+    batch = drawn(shard, label, b"test", 0.4)
     rows, records = request.rows.double(), shard.images[batch].double()
     if label is None:
         rows = append_labels(rows, request.row_labels, 3, 1.5)
@@ -169,48 +177,8 @@ def test_the_bound_holds_whatever_the_self_gradient(
     """The self gradient is public, but whether it meets records is not."""
     request = make_request(bound=0.5)
     for scale in (1.0, 100.0, 1e6):
-        request = dataclasses.replace(request, self_gradient=scale * request.self_gradient)
+        request = replace(request, self_gradient=scale * request.self_gradient)
         assert float(client_gradient(request, shard_of(n), silent).norm()) <= 0.5
-
-
-@FIXTURES_ARE_PURE
-@given(data=st.data(), clip=st.sampled_from(CLIPS))
-def test_removing_a_record_moves_the_release_by_at_most_the_sensitivity(
-    make_request: Make, silent: Streams, data: st.DataObject, clip: str
-) -> None:
-    """Pitfall 2. λ, rows, potentials and records are hostile, or all but λ ordinary; q = 1."""
-    finite, entries = data.draw(PUBLIC_AND_PRIVATE)
-    request = make_request(
-        clip=clip,
-        bound=0.5,
-        rows=data.draw(matrices(finite, 3)),
-        lam=data.draw(LAM),
-        schedule=data.draw(st.sampled_from(["joint", "class"])),
-        label=0,
-    )
-    potentials = torch.tensor(data.draw(st.lists(entries, min_size=3, max_size=3)))
-    request = dataclasses.replace(request, potentials=potentials)
-    records = data.draw(matrices(entries, data.draw(st.integers(1, 4))))
-    labels = torch.zeros(len(records), dtype=torch.int64)
-    gone = data.draw(st.integers(0, len(records) - 1))
-    kept = torch.arange(len(records)) != gone
-    whole = client_gradient(request, Shard(records, labels), silent).double()
-    less = client_gradient(request, Shard(records[kept], labels[kept]), silent).double()
-    limit = request.plan.clip.sensitivity * (1 + 1e-5)  # float32 rounding after the noise
-    assert float((whole - less).norm()) <= limit
-
-
-def test_the_batch_bound_of_two_deltas_is_reached(make_request: Make, silent: Streams) -> None:
-    """A sensitivity of Δ would therefore be wrong for the batch clip."""
-    rows = torch.zeros(1, 1)
-    request = make_request(bound=0.5, rows=rows, row_labels=torch.zeros(1).long(), label=0)
-    request = dataclasses.replace(request, self_gradient=torch.tensor([[-30.0]]))
-    with_record = Shard(torch.tensor([[-40.0]]), torch.zeros(1).long())
-    without = Shard(torch.zeros(0, 1), torch.zeros(0).long())
-    difference = client_gradient(request, with_record, silent) - client_gradient(
-        request, without, silent
-    )
-    assert float(difference.norm()) == pytest.approx(1.0, rel=1e-5)
 
 
 @pytest.mark.medium
@@ -244,7 +212,7 @@ def test_rows_outside_the_view_of_the_data_are_refused_for_any_shard(
     request = make_request(clip=clip, rows=torch.zeros(6, 7))
     with pytest.raises(ValueError, match="view is for records of another shape than the data's"):
         client_gradient(request, shard_of(n), silent)
-    request = dataclasses.replace(request, view={"name": "pixel", "shape": [4]})
+    request = replace(request, view={"name": "pixel", "shape": [4]})
     with pytest.raises(ValueError, match="rows have 7 coordinates, the records in the request's"):
         client_gradient(request, shard_of(n), silent)
 
@@ -305,46 +273,34 @@ def test_the_result_depends_on_private_data_only_through_the_batch(
     request = make_request(clip=clip, schedule="class", label=1, rate=0.5)
     shard = shard_of()
     before = client_gradient(request, shard, keyed(b"k"))
-    candidates = (shard.labels == 1).nonzero().flatten()
-    drawn = candidates[Stream(b"k", "sample").uniform(len(candidates)) < 0.5]
-    assert 0 < len(drawn) < len(candidates)
+    batch = drawn(shard, 1, b"k", 0.5)
     other = torch.ones(40, dtype=torch.bool)
-    other[drawn] = False
+    other[batch] = False
     changed = Shard(shard.images.clone(), shard.labels)
     changed.images[other] = math.nan
     assert torch.equal(client_gradient(request, changed, keyed(b"k")), before)
-    changed.images[drawn] += 1.0
+    changed.images[batch] += 1.0
     assert not torch.equal(client_gradient(request, changed, keyed(b"k")), before)
 
 
-def test_unconditional_requests_use_every_record_as_one_class(
-    make_request: Make, silent: Streams
-) -> None:
-    zeros = torch.zeros(6, dtype=torch.int64)
-    for clip in CLIPS:
-        request = make_request(clip=clip, classes=1, row_labels=zeros, label_weight=0.0)
-        labelled, shard = client_gradient(request, shard_of(), silent), shard_of()
-        merged = Shard(shard.images, torch.zeros_like(shard.labels))
-        assert torch.equal(labelled, client_gradient(request, merged, silent))
+def counting(make_request: Make, rate: float, label: int) -> GradientRequest:
+    return make_request(
+        clip="record", schedule="class", label=label, rate=rate, bound=1.0,
+        rows=torch.zeros(1, 4), row_labels=torch.full((1,), label),
+    )  # fmt: skip
 
 
-def counted(request: GradientRequest, shard: Shard, key: bytes) -> int:
-    """Number of records that entered: each adds exactly Δ = 1 along the first axis."""
+def counted(request: GradientRequest, n: int, key: bytes) -> int:
+    """Number of n records that entered: each adds exactly Δ = 1 along the first axis."""
+    shard = Shard(torch.tensor([50.0, 0.0, 0.0, 0.0]).repeat(n, 1), torch.arange(n) % 3)
     return round(-float(client_gradient(request, shard, lambda p: Silent(key, p))[0, 0]))
 
 
 def test_it_charges_what_the_plans_event_says(make_request: Make) -> None:
     """Pitfall 3: rate, multiplier and uses of the event are those of the computation."""
-    rate, far = 0.15, torch.zeros(300, 4)
-    far[:, 0] = 50.0
-    shard = Shard(far, torch.arange(300) % 3)
-    label = torch.full((1,), 1)
-    request = make_request(
-        clip="record", schedule="class", label=1, rate=rate, bound=1.0,
-        rows=torch.zeros(1, 4), row_labels=label,
-    )  # fmt: skip
-    rounds = 60
-    total = sum(counted(request, shard, b"%d" % i) for i in range(rounds))
+    rate, rounds = 0.15, 60
+    request = counting(make_request, rate, label=1)
+    total = sum(counted(request, 300, b"%d" % i) for i in range(rounds))
     draws = 100 * rounds  # 100 records are of the class; the other 200 never enter
 
     def likely(q: float) -> bool:
@@ -362,10 +318,104 @@ def test_it_charges_what_the_plans_event_says(make_request: Make) -> None:
 
 def test_at_rate_one_every_record_of_the_class_enters(make_request: Make) -> None:
     """Pitfall 4: q = 1."""
-    far = torch.zeros(30, 4)
-    far[:, 0] = 50.0
-    request = make_request(
-        clip="record", schedule="class", label=0, rate=1.0, bound=1.0,
-        rows=torch.zeros(1, 4), row_labels=torch.zeros(1).long(),
-    )  # fmt: skip
-    assert counted(request, Shard(far, torch.arange(30) % 3), b"k") == 10
+    assert counted(counting(make_request, 1.0, label=0), 30, b"k") == 10
+
+
+# The cost ‖x − y‖₁ by itself, on each path that computes a client's gradient
+
+COST = {"cost": "l1", "label_weight": 2.0, "bound": 1e6}
+
+
+def expected(request: GradientRequest, node: Node) -> Tensor:
+    shard, objective = node.shard, request.objective
+    records = shard.coordinates(request.view)
+    x = append_labels(request.rows, request.row_labels, 3, objective.label_weight)
+    y = append_labels(records, shard.labels, 3, objective.label_weight)
+    gradient = transport_gradient(x, y, L1(), objective.lam).gradient
+    return 2.0 * gradient[:, : request.rows.shape[1]] + request.self_gradient
+
+
+def test_a_release_without_noise_is_the_gradient_of_the_absolute_cost(
+    settings: NodeSettings, make_request: Make, silent: Callable[[str], Stream]
+) -> None:
+    request, node = make_request(**COST), Node(settings, 0)
+    released = client_gradient(request, node.shard, silent)
+    torch.testing.assert_close(released, expected(request, node), rtol=1e-4, atol=1e-4)
+    mixed = make_request(**{**COST, "cost": "mixed", "m": 1.0})
+    assert float((client_gradient(mixed, node.shard, silent) - released).norm()) > 0.1
+
+
+def test_cohort_and_fixed_capacity_agree_with_it(
+    settings: NodeSettings, make_request: Make
+) -> None:
+    request = make_request(**COST)
+    nodes = [Node(settings, client) for client in range(3)]
+    samples = [Stream(b"k", "sample", client) for client in range(3)]
+    together = client_totals([request] * 3, Pool([n.shard for n in nodes]), slice(0, 3), samples)
+    fixed = replace(request, plan=replace(request.plan, capacity=40, nominal_records=61))
+    for node, total, sample in zip(nodes, together, samples, strict=True):
+        alone = expected(request, node)
+        torch.testing.assert_close(total, alone, rtol=1e-3, atol=1e-3)
+        padded = client_total(fixed, node.shard, sample)
+        assert float((padded - alone).norm() / alone.norm()) < 0.02
+
+
+# A node solves problems with fedsink's code: libraries are for simulations
+
+
+@pytest.mark.parametrize("backend", ["geomloss", "keops"])
+def test_a_real_node_refuses_a_library_before_anything_is_charged_or_read(
+    policy_file: Callable[..., Path],
+    make_request: Make,
+    install_source: Callable[..., None],
+    backend: str,
+) -> None:
+    install_source(lambda spec, split: pytest.fail("the data were read"))
+    node = Node(NodeSettings.from_policy(read_policy(policy_file()), clients=2), 0)
+    answer = DPSinkhornAnswer([make_request(solver="annealed", backend=backend)])
+    message = f"wants backend={backend}, and a real node solves its problems only by native"
+    for ask in (node.reply, node.admit):
+        with pytest.raises(ReleaseRefusedError, match=message):
+            ask(answer, b"digest")
+    assert node.settings.ledger is not None
+    assert not node.settings.ledger.exists()
+
+
+def test_a_simulated_node_computes_by_the_library(
+    settings: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, calls = make_request(solver="annealed", sigma=1e-3), []
+    native = gradient(Node(settings, 0), request, b"digest")
+    solve = GeomlossSolver.__call__
+    monkeypatch.setattr(
+        GeomlossSolver, "__call__", lambda *a, **k: calls.append(1) or solve(*a, **k)
+    )
+    asked = replace(request, objective=replace(request.objective, backend="geomloss"))
+    reply = gradient(Node(settings, 0), asked, b"digest")
+    assert calls == [1]
+    torch.testing.assert_close(reply, native, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip": "record"}, "backend=geomloss belongs to clip=batch"),
+        ({"capacity": 9}, "backend=geomloss has no fixed work"),
+    ],
+)
+def test_a_request_names_no_library_where_none_would_solve_anything(
+    make_request: Make, options: dict[str, object], message: str
+) -> None:
+    capacity = options.get("capacity")
+    clip = options.get("clip", "batch")
+    request = make_request(solver="annealed", backend="geomloss", clip=clip)
+    request = replace(request, plan=replace(request.plan, capacity=capacity))
+    with pytest.raises(ConfigError, match=message):
+        request.check()
+
+
+def test_a_request_says_which_backend(make_request: Make) -> None:
+    request = make_request(solver="annealed", backend="keops")
+    assert GradientRequest.from_record(request.to_record()).objective.backend == "keops"
+    with pytest.raises(ConfigError, match='Unknown backend "pot"'):
+        replace(request.objective, backend="pot")

@@ -63,13 +63,14 @@ def test_the_same_request_is_the_same_also_with_another_ledger(digests: Digests)
     assert len(set(digests())) == 2  # one for each use
 
 
-def test_the_same_request_on_changed_data_is_another_request(digests: Digests) -> None:
+@pytest.mark.parametrize(
+    "other", [{"content": b"C" * 32}, {"run": "another"}, {"digest": b"D" * 32}]
+)
+def test_other_data_another_run_or_another_message_is_another_request(
+    digests: Digests, other: dict[str, Any]
+) -> None:
     """Pitfall 14: the difference of two answers under one noise is exact."""
-    assert set(digests()).isdisjoint(digests(content=b"C" * 32))
-
-
-def test_the_same_plan_in_another_run_is_another_request(digests: Digests) -> None:
-    assert set(digests()).isdisjoint(digests(run="another"))
+    assert set(digests()).isdisjoint(digests(**other))
 
 
 def test_another_account_or_plan_is_another_reservation() -> None:
@@ -88,10 +89,6 @@ def test_another_account_or_plan_is_another_reservation() -> None:
     ]
     assert len(set(names)) == len(names)
     assert reservation_name("run", central_charge(PLAN), b"c" * 32) == names[0]
-
-
-def test_another_request_is_another_request(digests: Digests) -> None:
-    assert set(digests()).isdisjoint(digests(digest=b"D" * 32))
 
 
 def test_what_a_gate_remembers_is_for_one_run_account_and_plan(tmp_path: Path) -> None:
@@ -113,10 +110,7 @@ def test_what_a_gate_remembers_is_for_one_run_account_and_plan(tmp_path: Path) -
             with pytest.raises(RunTakenError):
                 ask(run, 2, other)
         ask(run, 2)
-    assert [[said.rounds for said in ledger.charged("ward", run)[0]] for run in ("one", "two")] == [
-        [2],
-        [2],
-    ]
+        assert [said.rounds for said in ledger.charged("ward", run)[0]] == [2]
 
 
 def test_two_answers_to_one_request_leave_as_the_one_that_was_stored(tmp_path: Path) -> None:
@@ -129,9 +123,9 @@ def test_two_answers_to_one_request_leave_as_the_one_that_was_stored(tmp_path: P
         )
         for _ in range(2)
     ]
-    for number, admitted in enumerate(both):
-        assert admitted.keep is not None
-        left = admitted.keep({"1": torch.full((3,), float(number))})
+    for number, one in enumerate(both):
+        assert one.keep is not None
+        left = one.keep({"1": torch.full((3,), float(number))})
         assert left["1"].tolist() == [0.0, 0.0, 0.0]
 
 
@@ -140,8 +134,14 @@ def message(round: int = 1, run: str = "run") -> RecordDict:
     return pack_requests([gradient_request(plan_of(), OBJECTIVE, round=round, run=run)])
 
 
-def content(record: RecordDict) -> Content:
-    return Content(None, lambda: record)
+def admitted(settings: NodeSettings, record: RecordDict, clients: list[int]) -> list[bytes]:
+    """The passes for one message to some clients."""
+    content = Content(None, lambda: record)
+    return NodeCohort(settings).admit("train.dp_sinkhorn", content, clients)
+
+
+def answer(settings: NodeSettings, client: int, record: RecordDict) -> RecordDict:
+    return Node(settings, client).answer("train.dp_sinkhorn", record)
 
 
 @pytest.fixture
@@ -160,58 +160,47 @@ def there(here: NodeSettings) -> NodeSettings:
 def test_what_was_charged_is_answered_with_the_bytes_that_the_ledgers_node_would_answer(
     here: NodeSettings, there: NodeSettings
 ) -> None:
-    passes = NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [0, 1, 2])
+    passes = admitted(here, message(), [0, 1, 2])
     assert len(passes) == 3
     grant(passes)
     for client in range(3):
-        answer = Node(there, client).answer("train.dp_sinkhorn", message())
-        assert answer == Node(here, client).answer("train.dp_sinkhorn", message())
+        assert answer(there, client, message()) == answer(here, client, message())
 
 
 def test_nothing_is_answered_without_a_pass(here: NodeSettings, there: NodeSettings) -> None:
-    node = Node(there, 1)
-    refused: list[tuple[RecordDict, Any]] = [
-        (message(), ()),
-        (message(), NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [0, 2])),
-        (message(2), NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [1])),
-        (message(1, "other"), NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [1])),
-    ]
-    for record, passes in refused:
-        grant(passes)
+    for record, clients in ((message(), []), (message(), [0, 2]), (message(2), [1]),
+                            (message(1, "other"), [1])):  # fmt: skip
+        grant(admitted(here, message(), clients) if clients else ())
         with pytest.raises(ReleaseRefusedError, match=r"No charge of the run .* was committed"):
-            node.answer("train.dp_sinkhorn", record)
+            answer(there, 1, record)
 
 
 def test_every_use_of_a_message_needs_its_pass(here: NodeSettings, there: NodeSettings) -> None:
     both = pack_requests([gradient_request(plan_of(), OBJECTIVE, round=t) for t in (1, 2)])
-    passes = list(NodeCohort(here).admit("train.dp_sinkhorn", content(both), [0]))
+    passes = admitted(here, both, [0])
     assert len(passes) == 2
-    node = Node(there, 0)
     for some in ([], passes[:1], passes[1:]):
         grant(some)
         with pytest.raises(ReleaseRefusedError):
-            node.answer("train.dp_sinkhorn", both)
+            answer(there, 0, both)
     grant(passes)
-    assert node.answer("train.dp_sinkhorn", both) == Node(here, 0).answer("train.dp_sinkhorn", both)
+    assert answer(there, 0, both) == answer(here, 0, both)
 
 
 def test_a_pass_is_good_until_the_next_ones(here: NodeSettings, there: NodeSettings) -> None:
-    grant(NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [0]))
-    node = Node(there, 0)
-    assert node.answer("train.dp_sinkhorn", message()) == node.answer(
-        "train.dp_sinkhorn", message()
-    )
+    grant(admitted(here, message(), [0]))
+    assert answer(there, 0, message()) == answer(there, 0, message())
     grant(())
     with pytest.raises(ReleaseRefusedError):
-        node.answer("train.dp_sinkhorn", message())
+        answer(there, 0, message())
 
 
 def test_other_records_than_those_that_were_charged_are_not_answered_about(
     here: NodeSettings, there: NodeSettings
 ) -> None:
-    grant(NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [0]))
+    grant(admitted(here, message(), [0]))
     with pytest.raises(ReleaseRefusedError):
-        Node(replace(there, partition_seed=1), 0).answer("train.dp_sinkhorn", message())
+        answer(replace(there, partition_seed=1), 0, message())
 
 
 def test_admitting_charges_each_client_once_and_computes_nothing(
@@ -222,9 +211,7 @@ def test_admitting_charges_each_client_once_and_computes_nothing(
 
     monkeypatch.setattr("fedsink.clients.dp_sinkhorn.DPSinkhornAnswer.compute", compute)
     monkeypatch.setattr("fedsink.clients.dp_sinkhorn.DPSinkhornAnswer.compute_each", compute)
-    cohort = NodeCohort(here)
-    first = cohort.admit("train.dp_sinkhorn", content(message()), [0, 1])
-    assert cohort.admit("train.dp_sinkhorn", content(message()), [0, 1]) == first
+    assert admitted(here, message(), [0, 1]) == admitted(here, message(), [0, 1])
     assert here.ledger is not None
     close_nodes()
     with sqlite3.connect(here.ledger) as database:
@@ -233,11 +220,10 @@ def test_admitting_charges_each_client_once_and_computes_nothing(
 
 
 def test_what_a_client_refuses_gets_no_pass(here: NodeSettings) -> None:
-    cohort = NodeCohort(here)
     other = pack_requests([gradient_request(plan_of(), OBJECTIVE, run="run", rows=5)])
-    assert cohort.admit("train.dp_sinkhorn", content(message()), [0])
-    assert cohort.admit("train.dp_sinkhorn", content(other), [0]) == []  # the round is taken
-    assert cohort.admit("train.nothing", content(message()), [0]) == []
+    assert admitted(here, message(), [0])
+    assert admitted(here, other, [0]) == []  # the round is taken
+    assert NodeCohort(here).admit("train.nothing", Content(None, message), [0]) == []
 
 
 @pytest.mark.parametrize("more", ["seed", "key_file", "ledger", "noise"])

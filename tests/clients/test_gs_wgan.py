@@ -138,6 +138,14 @@ def owned(policy_file: Callable[..., Path]) -> Callable[..., NodeSettings]:
     return make
 
 
+@pytest.fixture
+def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(*arguments: object) -> None:
+        raise AssertionError("an architecture was built")
+
+    monkeypatch.setattr(Critics, "architecture", built)
+
+
 # Who may be asked
 
 
@@ -173,16 +181,9 @@ def test_a_policy_that_allows_critics_states_every_limit(
     ],
 )  # fmt: skip
 def test_a_policy_refuses_what_exceeds_a_limit_by_its_key(
-    owned: Callable[..., NodeSettings],
-    asked: CriticRequest,
-    key: str,
-    monkeypatch: pytest.MonkeyPatch,
+    owned: Callable[..., NodeSettings], asked: CriticRequest, key: str, nothing_is_built: None
 ) -> None:
-    def built(*arguments: object) -> None:
-        raise AssertionError("an architecture was built")
-
     node = Node(owned(), 0)
-    monkeypatch.setattr(Critics, "architecture", built)
     with pytest.raises(PolicyRefusedError, match=key):
         replied(node, asked)
     assert not node.settings.ledger.exists()  # type: ignore[union-attr]
@@ -194,18 +195,17 @@ def test_a_policy_without_the_word_answers_no_critics(policy_file: Callable[...,
         replied(node, request())
 
 
-def test_what_does_not_fit_the_data_is_refused_before_an_architecture_is_built(
-    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def built(*arguments: object) -> None:
-        raise AssertionError("an architecture was built")
+def test_a_kind_of_critic_that_does_not_fit_the_data_is_refused(settings: NodeSettings) -> None:
+    with pytest.raises(ValueError, match="a perceptron"):
+        replied(Node(settings, 0), request(kind="convolution"))
 
+
+def test_what_does_not_fit_the_data_is_refused_before_an_architecture_is_built(
+    settings: NodeSettings, nothing_is_built: None
+) -> None:
     node = Node(settings, 0)
     other_view = replace(request(), view={"name": "pixel", "shape": [2, 2]})
     other_rows = replace(request(), rows=torch.zeros(6, 3), fakes=torch.zeros(FAKES, 3))
-    with pytest.raises(ValueError, match="a perceptron"):
-        replied(node, request(kind="convolution"))
-    monkeypatch.setattr(Critics, "architecture", built)
     for asked, message in (
         (request(classes=4), "4 classes, the data 3"),
         (other_view, "another shape"),
@@ -482,24 +482,19 @@ def test_what_is_remembered_is_its_owners_alone(owned: Callable[..., NodeSetting
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_nothing_but_the_gradient_leaves(settings: NodeSettings) -> None:
-    record = Node(settings, 0).answer("train.gs_wgan", request().to_record())
-    assert list(record.array_records["arrays"]) == ["gradient"]
-    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 5}'}
-
-
-def test_nothing_more_leaves_or_is_kept_behind_a_warm_start(settings: NodeSettings) -> None:
+def test_nothing_but_the_gradient_leaves_or_more_is_kept_behind_a_warm_start(
+    settings: NodeSettings,
+) -> None:
     """Neither local generators nor their pictures leave the node or are kept."""
-    node, asked = Node(settings, 0), request(warm_generator=3)
-    record = node.answer("train.gs_wgan", asked.to_record())
-    assert list(record.array_records["arrays"]) == ["gradient"]
-    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 5}'}
-    other = Node(settings, 1)
-    replied(other, request())
-    shapes = [{name: value.shape for name, value in trained(*pair).items()}
-              for pair in ((node, asked), (other, request()))]  # fmt: skip
-    assert shapes[0] == shapes[1]
-    assert not torch.equal(trained(node, asked)["weights"], trained(other, request())["weights"])
+    kept = []
+    for node, asked in ((Node(settings, 0), request(warm_generator=3)),
+                        (Node(settings, 1), request())):  # fmt: skip
+        record = node.answer("train.gs_wgan", asked.to_record())
+        assert list(record.array_records["arrays"]) == ["gradient"]
+        assert dict(record.config_records["fields"]) == {"json": '{"protocol": 5}'}
+        kept.append(trained(node, asked))
+    assert len({tuple((name, v.shape) for name, v in state.items()) for state in kept}) == 1
+    assert not torch.equal(kept[0]["weights"], kept[1]["weights"])
 
 
 def test_a_round_goes_on_from_what_was_learned_before(settings: NodeSettings) -> None:
@@ -648,9 +643,7 @@ def test_a_node_that_lost_its_critics_starts_them_anew_and_says_so_to_its_owner(
             path.unlink()
         else:
             path.write_bytes(content if damage == "flipped" else b"")
-    message = Message(request(4).to_record(), dst_node_id=1, message_type="train.gs_wgan")
-    reply = client_app(settings)(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
-    assert not reply.has_error()
+    reply = asked(settings, request(4))
     assert list(reply.content.array_records["arrays"]) == ["gradient"]
     assert int(trained(node, request(4))["rounds"]) == 1
     assert "it starts again" in caplog.text
@@ -681,10 +674,15 @@ def test_a_state_belongs_to_one_client_one_reservation_and_one_kind_of_critic(
     assert before(0) is None
 
 
-def asked(settings: NodeSettings, question: CriticRequest) -> int | None:
-    """The code of a refusal, as a server gets it; None: there is an answer."""
+def asked(settings: NodeSettings, question: CriticRequest) -> Message:
+    """The reply as a server gets it."""
     message = Message(question.to_record(), dst_node_id=1, message_type="train.gs_wgan")
-    reply = client_app(settings)(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+    return client_app(settings)(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+
+
+def code(settings: NodeSettings, question: CriticRequest) -> int | None:
+    """The code of a refusal; None: there is an answer."""
+    reply = asked(settings, question)
     return reply.error.code if reply.has_error() else None
 
 
@@ -703,23 +701,23 @@ def test_one_runs_critics_never_go_on_in_another_account(
     }
     settings = owned(budget=accounts)
     open_node(settings, 0).shard.users = torch.arange(len(open_node(settings, 0).shard)) // 3
-    assert asked(settings, request(1, first)) is None
+    assert code(settings, request(1, first)) is None
     same = first == second
-    assert asked(settings, request(2, second)) == (None if same else RUN_TAKEN)
-    assert asked(settings, request(1, second, run="another")) is None
-    assert asked(settings, request(3, first)) is None
+    assert code(settings, request(2, second)) == (None if same else RUN_TAKEN)
+    assert code(settings, request(1, second, run="another")) is None
+    assert code(settings, request(3, first)) is None
 
 
 def test_one_runs_critics_never_go_on_with_other_records(
     owned: Callable[..., NodeSettings], install_source: Callable[..., None]
 ) -> None:
     settings = owned()
-    assert asked(settings, request(1)) is None
+    assert code(settings, request(1)) is None
     close_nodes()
     sources.load.cache_clear()
     install_source(lambda spec, split: tuple(values[1:] for values in points(spec, split)))
-    assert asked(settings, request(2)) == RUN_TAKEN
-    assert asked(settings, request(1, run="another")) is None
+    assert code(settings, request(2)) == RUN_TAKEN
+    assert code(settings, request(1, run="another")) is None
 
 
 def test_a_simulated_run_has_one_plan_and_one_unit(settings: NodeSettings) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,6 +63,21 @@ def start(critic: Any = CRITIC, critics: int = CRITICS) -> CriticState:
     return CriticState.start(critic, critics, Stream(b"public"), torch.zeros(1))
 
 
+def taught(
+    parts: Parts,
+    states: list[CriticState],
+    coins: list[Stream],
+    *,
+    shown: CriticMessage | None = None,
+    critic: Any = CRITIC,
+    training: CriticTraining = TRAINING,
+    clip: ClipOfCritics = CLIP,
+) -> tuple[Tensor, list[CriticState]]:
+    """One round, behind a warm start where the training has one."""
+    local = LOCAL if training.warm_generator else None
+    return critic_totals(critic, training, clip, shown or message(), parts, states, coins, local)
+
+
 def totals(
     shards: list[Shard],
     states: list[CriticState] | None = None,
@@ -77,10 +93,8 @@ def totals(
     parts = Parts.deal(shards, critics, CLASSES)
     for t in range(rounds):
         coins = [Stream(b"test", "coins", client, t) for client in range(len(shards))]
-        local = LOCAL if training.warm_generator else None
-        total, states = critic_totals(
-            critic, training, clip, message(t), parts, states, coins, local
-        )
+        how = {"critic": critic, "training": training, "clip": clip}
+        total, states = taught(parts, states, coins, shown=message(t), **how)
     return total, states
 
 
@@ -225,11 +239,11 @@ def critic_against_its_negation(
     state = replace(state, weights=100.0 * state.weights)
     still = replace(TRAINING, steps=0, warm=0)
     dealt = Parts.deal([shard()], critics, CLASSES)
-    found = [
-        critic_totals(CRITIC, still, clip, message(0, rows), dealt, [s], [Stream(b"test")])[0]
+    one, other = (
+        taught(dealt, [s], [Stream(b"test")], shown=message(0, rows), training=still, clip=clip)[0]
         for s in (state, negated(state))
-    ]
-    return found[0], found[1]
+    )
+    return one, other
 
 
 def test_the_sensitivity_is_attained_by_a_critic_against_its_negation():
@@ -370,13 +384,7 @@ def test_the_operations_do_not_depend_on_how_records_are_dealt(
         for label in classes:
             dealt = Parts.deal([(records, label, slot)], CRITICS, CLASSES)
             coins = [Stream(b"test")]
-
-            def ask(dealt: Parts = dealt, coins: list[Stream] = coins) -> object:
-                local = LOCAL if training.warm_generator else None
-                return critic_totals(
-                    CRITIC, training, CLIP, message(), dealt, [start()], coins, local
-                )
-
+            ask = partial(taught, dealt, [start()], coins, training=training)
             seen.append(operations(ask))
     assert all(each == seen[0] for each in seen)
     assert len(seen[0]) > 100
@@ -384,26 +392,17 @@ def test_the_operations_do_not_depend_on_how_records_are_dealt(
 
 def test_a_critic_that_is_not_asked_answers_zero_and_is_trained_all_the_same():
     dealt, which = Parts.deal([shard(), shard(9, 1)], CRITICS, CLASSES), torch.arange(10) % 3 == 0
-    coins = [Stream(b"test", client) for client in range(2)]
-    (every, states), (some, of_some) = (
-        critic_totals(CRITIC, TRAINING, CLIP, message(), parts, [start(), start()], coins_again)
-        for parts, coins_again in (
-            (dealt, coins),
-            (dealt.asked(which), [Stream(b"test", client) for client in range(2)]),
-        )
-    )
+
+    def both(parts: Parts) -> tuple[Tensor, list[CriticState]]:
+        return taught(parts, [start(), start()], [Stream(b"test", client) for client in range(2)])
+
+    (every, states), (some, of_some) = both(dealt), both(dealt.asked(which))
     for state, other in zip(states, of_some, strict=True):
         for name, value in state.to_tensors().items():
             assert torch.equal(value, other.to_tensors()[name])
     for client in range(2):
         own = slice(client * CRITICS, (client + 1) * CRITICS)
-        alone = [
-            critic_totals(
-                CRITIC, TRAINING, CLIP, message(), dealt.asked(torch.arange(10) == m),
-                [start(), start()], [Stream(b"test", client) for client in range(2)],
-            )[0][client]
-            for m in range(10)[own]
-        ]  # fmt: skip
+        alone = [both(dealt.asked(torch.arange(10) == m))[0][client] for m in range(10)[own]]
         for total, asked in ((every, torch.ones(10, dtype=torch.bool)), (some, which)):
             wanted = sum(g for g, a in zip(alone, asked[own], strict=True) if a)
             torch.testing.assert_close(total[client], wanted)
@@ -422,10 +421,9 @@ def test_clients_in_one_batch_give_what_each_gives_alone(critic, training):
         dealt, state = Parts.deal([own], CRITICS, CLASSES), start(critic)
         for t in range(3):
             coins = [Stream(b"test", "coins", client, t)]
-            alone, [state] = critic_totals(
-                critic, training, CLIP, message(t), dealt, [state], coins,
-                LOCAL if training.warm_generator else None,
-            )  # fmt: skip
+            alone, [state] = taught(
+                dealt, [state], coins, shown=message(t), critic=critic, training=training
+            )
         torch.testing.assert_close(together[client], alone[0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(states[client].weights, state.weights, rtol=1e-4, atol=1e-5)
 
@@ -435,10 +433,7 @@ def test_the_same_coins_give_the_same_bits_and_other_coins_do_not(training):
     again = [totals([shard()], rounds=2, training=training)[0] for _ in range(2)]
     assert torch.equal(*again)
     dealt = Parts.deal([shard()], CRITICS, CLASSES)
-    other = critic_totals(
-        CRITIC, training, CLIP, message(), dealt, [start()], [Stream(b"test", "other")],
-        LOCAL if training.warm_generator else None,
-    )[0]  # fmt: skip
+    other = taught(dealt, [start()], [Stream(b"test", "other")], training=training)[0]
     assert not torch.equal(other, totals([shard()], training=training)[0])
 
 
@@ -464,10 +459,8 @@ def test_the_coins_of_a_warm_start_are_the_clients_and_the_rounds():
     training = replace(WARMED, critics=2, warm=0, penalty=0.0)
     shown = replace(message(), fakes=torch.zeros(1, D), fake_labels=torch.zeros(1).long())
     coins = [Stream(b"test", client) for client in (0, 1)]
-    _, states = critic_totals(
-        CRITIC, training, CriticClip(0.7, 2), shown, parts,
-        [start(critics=2), start(critics=2)], coins, LOCAL,
-    )  # fmt: skip
+    began, clip = [start(critics=2), start(critics=2)], CriticClip(0.7, 2)
+    _, states = taught(parts, began, coins, shown=shown, training=training, clip=clip)
     rows = torch.cat([state.weights for state in states])
     assert len({tuple(row.tolist()) for row in rows}) == 4
 
@@ -568,8 +561,8 @@ def test_with_one_class_no_label_is_another():
     shown = replace(
         message(), row_labels=torch.zeros(ROWS).long(), fake_labels=torch.zeros(9).long()
     )
-    found = [
-        critic_totals(critic, training, CLIP, shown, parts, [start(critic)], [Stream(b"test")])[0]
-        for training in (TRAINING, MATCHING)
-    ]
+    found = []
+    for training in (TRAINING, MATCHING):
+        how = {"shown": shown, "critic": critic, "training": training}
+        found.append(taught(parts, [start(critic)], [Stream(b"test")], **how)[0])
     assert torch.equal(*found)

@@ -68,6 +68,13 @@ def summed(
     return reduction
 
 
+def clients_in(reduction: Reduction) -> int:
+    """The number of clients in a reduction's one sum."""
+    [total] = reduction.sums
+    assert total is not None
+    return total.clients
+
+
 def rounds(make_request: Make, count: int) -> list[GradientRequest]:
     return [shared(make_request(round=1 + number), 3) for number in range(count)]
 
@@ -104,11 +111,11 @@ def test_the_sum_is_that_of_the_replies_without_masks(tmp_path: Path, make_reque
     nodes = Consortium(tmp_path, allow={"secure_aggregation": "trusted"})
     request = shared(make_request(), 4)
     [total] = summed(nodes, request).sums
-    assert total is not None
     replies = [
         unpack_replies(nodes.send(client, request.to_record()).content)[0].gradient
         for client in range(4)
     ]
+    assert total is not None
     assert total.clients == 4
     assert torch.equal(total.total[0], torch.stack(replies).sum(0))
     assert nodes.claims() == [1, 1, 1, 1]
@@ -146,16 +153,13 @@ def keys_of(run: str) -> RecordDict:
 def test_keys_under_invented_names_fill_no_folder(tmp_path: Path, make_request: Make) -> None:
     nodes, requests = Consortium(tmp_path), rounds(make_request, 2)
     grid = MaskedGrid(nodes, RUN)
-    [total] = exchanged(nodes, grid, requests, 0).sums
-    assert total is not None
+    assert clients_in(exchanged(nodes, grid, requests, 0)) == 4
     kept = nodes.folders[0] / "state" / "sessions" / "open"
     assert len(list(kept.iterdir())) == 1  # of the next sum, of the run that is admitted
     for number in range(40):
         assert not nodes.send(0, keys_of(f"invented {number}"), ORDER[0]).has_error()
     assert len(list(kept.iterdir())) == 32
-    [total] = exchanged(nodes, grid, requests, 1).sums
-    assert total is not None
-    assert total.clients == 4
+    assert clients_in(exchanged(nodes, grid, requests, 1)) == 4
     assert nodes.claims()[0] == 2
 
 
@@ -195,10 +199,8 @@ def test_a_client_that_is_lost_is_charged_once_if_its_vector_left(
     nodes = Consortium(tmp_path)
     nodes.way = losing(ORDER[place], 3)
     reduction = summed(nodes, shared(make_request(), 3))
-    [total] = reduction.sums
     assert nodes.claims() == [1, 1, 1, charged]
-    assert total is not None
-    assert total.clients == (3 if place < 3 else 4)
+    assert clients_in(reduction) == (3 if place < 3 else 4)
     assert list(reduction.absent) == ([3] if place < 3 else [])
 
 
@@ -228,9 +230,7 @@ def test_a_server_that_starts_again_gets_the_same_sum_or_none(
     nodes.way = lambda message: None if first(message) is None else second(message)
     assert summed(nodes, request).is_void
     nodes.way = lambda message: message
-    [total] = summed(nodes, request).sums
-    assert total is not None
-    assert total.clients == 4
+    assert clients_in(summed(nodes, request)) == 4
     assert nodes.claims() == [1, 1, 1, 1]
 
     nodes.codes.clear()
@@ -331,9 +331,7 @@ def test_keys_and_shares_travel_with_the_sum_before(tmp_path: Path, make_request
             return message
 
         nodes.way = way
-        [total] = exchanged(nodes, grid, requests, number).sums
-        assert total is not None
-        assert total.clients == 4
+        assert clients_in(exchanged(nodes, grid, requests, number)) == 4
         assert asked == dict.fromkeys(ORDER if number == 0 else ORDER[2:], 4)
     assert nodes.claims() == [3, 3, 3, 3]
     assert not nodes.codes
@@ -351,9 +349,7 @@ def test_a_client_that_misses_keys_or_shares_misses_that_sum_only(
     nodes.way = losing(ORDER[place], 3)
     found = []
     for number in range(3):
-        [total] = exchanged(nodes, grid, requests, number).sums
-        assert total is not None
-        found.append(total.clients)
+        found.append(clients_in(exchanged(nodes, grid, requests, number)))
         nodes.way = unchanged
     assert found == sums
     assert nodes.claims() == [3, 3, 3, sum(clients == 4 for clients in sums)]
@@ -369,18 +365,14 @@ def test_a_sum_that_too_few_have_prepared_is_begun_again(
     nodes.way = lambda message: None if first(message) is None else second(message)
     assert exchanged(nodes, grid, requests, 0).is_void
     nodes.way = unchanged
-    [total] = exchanged(nodes, grid, requests, 1).sums
-    assert total is not None
-    assert total.clients == 4
+    assert clients_in(exchanged(nodes, grid, requests, 1)) == 4
 
 
 def test_a_sum_that_was_not_announced_begins_anew(tmp_path: Path, make_request: Make) -> None:
     nodes = Consortium(tmp_path)
     grid, requests = MaskedGrid(nodes, RUN), rounds(make_request, 3)
     exchanged(nodes, grid, requests, 0)
-    [total] = exchanged(nodes, grid, requests, 2).sums
-    assert total is not None
-    assert total.clients == 4
+    assert clients_in(exchanged(nodes, grid, requests, 2)) == 4
     assert not nodes.codes
 
 
@@ -390,8 +382,7 @@ def test_a_refusal_of_the_next_sum_leaves_this_one(
     nodes = Consortium(tmp_path, aggregation={"minimum_cohort": 4})
     grid = MaskedGrid(nodes, RUN)
     requests = [shared(make_request(), 4), shared(make_request(round=2), 3)]
-    [total] = exchanged(nodes, grid, requests, 0).sums
-    assert total is not None
+    assert clients_in(exchanged(nodes, grid, requests, 0)) == 4
     assert not nodes.codes
     assert f"client 0 {MEANING[SMALL_COHORT]}" in caplog.text
     assert exchanged(nodes, grid, requests, 1).is_void
@@ -411,9 +402,7 @@ def test_only_two_trips_take_a_trip_of_the_next_sum_along(
 
 def test_a_client_that_is_not_connected_has_dropped_out(tmp_path: Path, make_request: Make) -> None:
     nodes, request = Consortium(tmp_path), shared(make_request(), 3)
-    [total] = summed(nodes, request, [0, 1, 3]).sums
-    assert total is not None
-    assert total.clients == 3
+    assert clients_in(summed(nodes, request, [0, 1, 3])) == 3
     assert nodes.claims() == [1, 1, 0, 1]
 
 

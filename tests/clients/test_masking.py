@@ -42,12 +42,17 @@ def maskings(folder: Path | None = None) -> list[Masking]:
     ]
 
 
-def until_masked(clients: list[Masking], server: ServerSession) -> list[bytes]:
-    """Plays trips 0 to 2; returns what each client has masked."""
+def until_shared(clients: list[Masking], server: ServerSession) -> None:
+    """Plays trips 0 and 1."""
     for number, client in enumerate(clients):
         assert server.take_keys(number, client.answer(KEYS, SUM, b""))
     for number, client in enumerate(clients):
         assert server.take_shares(number, client.answer(SHARES, SUM, server.roster()))
+
+
+def until_masked(clients: list[Masking], server: ServerSession) -> list[bytes]:
+    """Plays trips 0 to 2; returns what each client has masked."""
+    until_shared(clients, server)
     return [
         client.mask(SUM, server.forwarded(number), REQUEST, lambda n=number: vector(n))
         for number, client in enumerate(clients)
@@ -147,10 +152,8 @@ def test_no_session_continues_under_other_words_of_the_policy(tmp_path: Path) ->
 def test_other_shares_are_refused_and_the_vector_is_computed_once(tmp_path: Path) -> None:
     clients, server = maskings(tmp_path), ServerSession(SUM)
     masked = until_masked(clients, server)
-    assert (
-        clients[0].mask(SUM, server.forwarded(0), REQUEST, lambda: pytest.fail("again"))
-        == masked[0]
-    )
+    forwarded = server.forwarded(0)
+    assert clients[0].mask(SUM, forwarded, REQUEST, lambda: pytest.fail("again")) == masked[0]
     with pytest.raises(AnsweredError):
         clients[0].mask(SUM, server.forwarded(1), REQUEST, lambda: vector(0))
 
@@ -171,10 +174,7 @@ def test_nothing_is_charged_or_computed_before_a_roster_is_accepted() -> None:
 
 def test_a_vector_that_fails_leaves_the_session_as_it_was(tmp_path: Path) -> None:
     clients, server = maskings(tmp_path), ServerSession(SUM)
-    for number, client in enumerate(clients):
-        server.take_keys(number, client.answer(KEYS, SUM, b""))
-    for number, client in enumerate(clients):
-        server.take_shares(number, client.answer(SHARES, SUM, server.roster()))
+    until_shared(clients, server)
 
     def fails() -> np.ndarray:
         raise PolicyRefusedError("the budget is spent")

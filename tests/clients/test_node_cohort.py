@@ -49,6 +49,22 @@ def one_by_one(
     return {k: torch.stack(gradients(Node(settings, k), requests, message)) for k in clients}
 
 
+def agree(
+    settings: NodeSettings,
+    requests: Sequence[GradientRequest],
+    clients: Sequence[int],
+    atol: float = 0.0,
+) -> dict[int, Tensor]:
+    """The replies of a cohort, once they are compared with the loop's."""
+    expected = one_by_one(settings, requests, clients)
+    replies, failures = together(settings, requests, clients)
+    assert failures == {}
+    assert list(replies) == list(clients)
+    for client in clients:
+        torch.testing.assert_close(replies[client], expected[client], rtol=0, atol=atol)
+    return replies
+
+
 @pytest.fixture
 def many(settings: NodeSettings) -> NodeSettings:
     """Thirteen clients of very different sizes, some of them empty."""
@@ -85,24 +101,15 @@ def test_the_batch_equals_the_loop(
     clients = [k for k in range(13) if schedule == "joint" or (k + 1) % 3 == 2]
     label = None if schedule == "joint" else 2
     request = make_request(schedule=schedule, label=label, rate=rate, bound=3.0, **options)
-    expected = one_by_one(many, [request], clients)
-    replies, failures = together(many, [request], clients)
-    assert failures == {}
-    assert list(replies) == clients
-    for client in clients:
-        torch.testing.assert_close(replies[client], expected[client], rtol=0, atol=2e-5)
+    agree(many, [request], clients, atol=2e-5)
 
 
 def test_the_noise_is_that_of_the_loop_to_the_bit(
     many: NodeSettings, make_request: Make, no_loop: None
 ) -> None:
     """At this rate nearly no record is drawn, so that the replies are only noise."""
-    request = make_request(clip="record", rate=1e-12)
-    expected = one_by_one(many, [request], range(13))
-    replies, _ = together(many, [request], range(13))
-    for client in range(13):
-        assert torch.equal(replies[client], expected[client])
-        assert expected[client].std() > 0.1
+    replies = agree(many, [make_request(clip="record", rate=1e-12)], range(13))
+    assert all(reply.std() > 0.1 for reply in replies.values())
 
 
 def test_the_records_matter(many: NodeSettings, make_request: Make) -> None:
@@ -141,36 +148,27 @@ def test_blocks_of_clients_do_not_depend_on_the_others(
 
 def test_several_uses_of_one_message(many: NodeSettings, make_request: Make, no_loop: None) -> None:
     requests = [make_request(clip="record", round=t) for t in (1, 2, 3)]
-    expected = one_by_one(many, requests, range(13))
-    replies, _ = together(many, requests, range(13))
-    for client in range(13):
-        assert replies[client].shape == (3, 6, 4)
-        torch.testing.assert_close(replies[client], expected[client], rtol=0, atol=1e-6)
+    replies = agree(many, requests, range(13), atol=1e-6)
+    assert {reply.shape for reply in replies.values()} == {(3, 6, 4)}
 
 
 def test_a_fixed_capacity_is_kept(many: NodeSettings, make_request: Make, no_loop: None) -> None:
     request = make_request(clip="record", rate=0.5)
     request = replace(request, plan=replace(request.plan, capacity=40, nominal_records=61))
-    expected = one_by_one(many, [request], range(13))
-    replies, _ = together(many, [request], range(13))
-    for client in range(13):
-        assert torch.equal(replies[client], expected[client])
+    agree(many, [request], range(13))
 
 
 def test_secret_noise_is_charged_once_and_answered_alike(
     secret: NodeSettings, make_request: Make, no_loop: None
 ) -> None:
     request = make_request(clip="record")
-    replies, failures = together(secret, [request], range(3))
-    assert failures == {}
+    replies, _ = together(secret, [request], range(3))
     again, _ = together(secret, [request], range(3))
     close_nodes()  # another process, as far as the ledger can tell
-    later, _ = together(secret, [request], range(3))
-    expected = one_by_one(secret, [request], range(3))
+    later = agree(secret, [request], range(3), atol=1e-6)
     for client in range(3):
         assert torch.equal(replies[client], again[client])
         assert torch.equal(replies[client], later[client])
-        torch.testing.assert_close(replies[client], expected[client], rtol=0, atol=1e-6)
     assert _claims(secret) == 3
 
 
@@ -237,9 +235,7 @@ def test_clients_that_lack_the_class_answer_with_noise(
     turn = [k for k in range(13) if (k + 1) % 3 == 2]
     lacking = [k for k in turn if not (open_node(many, k).shard.labels == 2).any()]
     assert len(lacking) > 1
-    replies, _ = together(many, [request], lacking)
-    expected = one_by_one(many, [request], lacking)
-    assert all(torch.equal(replies[k], expected[k]) for k in lacking)
+    agree(many, [request], lacking)
 
 
 def _claims(settings: NodeSettings) -> int:

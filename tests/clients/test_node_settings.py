@@ -15,24 +15,31 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ConfigError, PrivacyError
 
-
-def test_a_seed_makes_reproducible_noise(settings: NodeSettings) -> None:
-    assert settings.key().kind == "reproducible"
+SECURE = {"noise": "secure", "key_file": None}
 
 
-def test_a_key_file_makes_secret_noise(secret: NodeSettings) -> None:
-    assert secret.key().kind == "secret"
+def test_a_seed_a_key_file_and_neither_make_three_kinds_of_noise(
+    settings: NodeSettings, secret: NodeSettings
+) -> None:
+    kinds = [each.key().kind for each in (settings, secret, replace(secret, **SECURE))]
+    assert kinds == ["reproducible", "secret", "secure"]
 
 
-def test_neither_seed_nor_key_is_refused(settings: NodeSettings) -> None:
-    with pytest.raises(PrivacyError, match=r"needs a seed .* or a key_file"):
-        replace(settings, seed=None).key()
-
-
-def test_a_secret_key_without_a_ledger_is_refused(secret: NodeSettings) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_file": None}, r"needs a seed .* or a key_file"),
+        ({"key_file": Path("gone.key")}, "cannot be read"),
+        ({"ledger": None}, "needs a ledger"),
+        ({"ledger": None, **SECURE}, "needs a ledger"),
+    ],
+)
+def test_a_key_without_its_file_or_its_ledger_is_refused(
+    secret: NodeSettings, changes: dict[str, Any], message: str
+) -> None:
     """Pitfall 9: without a ledger the node would forget its answers."""
-    with pytest.raises(PrivacyError, match="needs a ledger"):
-        replace(secret, ledger=None).key()
+    with pytest.raises(PrivacyError, match=message):
+        replace(secret, **changes).key()
 
 
 def test_a_key_that_others_can_read_is_refused(secret: NodeSettings) -> None:
@@ -42,24 +49,12 @@ def test_a_key_that_others_can_read_is_refused(secret: NodeSettings) -> None:
         secret.key()
 
 
-def test_a_missing_key_file_is_refused(secret: NodeSettings, tmp_path: Path) -> None:
-    with pytest.raises(PrivacyError, match="cannot be read"):
-        replace(secret, key_file=tmp_path / "gone.key").key()
-
-
 def test_settings_are_small_hashable_and_picklable(secret: NodeSettings) -> None:
     """Engines ship them with every worker, and nodes are found by them."""
     data = pickle.dumps(secret)
     assert len(data) < 2000
     assert pickle.loads(data) == secret
     assert hash(pickle.loads(data)) == hash(secret)
-
-
-def test_secure_noise_needs_a_ledger_and_no_key_file(secret: NodeSettings) -> None:
-    secure = replace(secret, noise="secure", key_file=None)
-    assert secure.key().kind == "secure"
-    with pytest.raises(PrivacyError, match="needs a ledger"):
-        replace(secure, ledger=None).key()
 
 
 @pytest.mark.parametrize(
@@ -83,14 +78,9 @@ def test_secure_noise_without_its_sampler_is_refused_before_any_answer(
     """Holds for a simulation, and for a node, whose settings are made before it signs on."""
     policy = read_policy(policy_file(backend="secure"))
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
-    with pytest.raises(
-        PrivacyError, match="needs the Python package opendp, fedsink's extra `secure`"
-    ):
-        replace(secret, noise="secure", key_file=None)
-    with pytest.raises(
-        PrivacyError, match="needs the Python package opendp, fedsink's extra `secure`"
-    ):
-        NodeSettings.from_policy(policy)
+    for make in (lambda: replace(secret, **SECURE), lambda: NodeSettings.from_policy(policy)):
+        with pytest.raises(PrivacyError, match=r"needs the Python package opendp, .* `secure`"):
+            make()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +112,7 @@ def test_a_policy_makes_settings_with_a_state_folder_of_its_own(
     assert (settings.clients, settings.partition, settings.noise) == (2, None, backend)
     assert (settings.ledger, settings.replies) == (state / "ledger.sqlite", state / "replies")
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
-    assert settings.key().kind == {"fast": "secret", "secure": "secure"}[backend]
+    assert settings.key().kind == ("secret" if backend == "fast" else "secure")
     assert NodeSettings.from_policy(read_policy(path), clients=2).key() == settings.key()
     assert (state / "noise.key").exists() == (backend == "fast")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.rollback import Receipts, refuse_rollback
-from fedsink.errors import LedgerError, PrivacyError, RolledBackError
+from fedsink.errors import LedgerError, RolledBackError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED, ROLLED_BACK
@@ -48,6 +47,19 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(state: Path) -> Ledger:
+    return Ledger(state / "ledger.sqlite", durable=False)
+
+
+def copied(ledger: Ledger, state: Path) -> tuple[bytes, Ledger]:
+    """The file of a ledger that is closed, and the ledger opened again."""
+    ledger.close()
+    content = (state / "ledger.sqlite").read_bytes()
+    return content, Ledger(state / "ledger.sqlite", durable=False)
+
+
+def put_back(ledger: Ledger, state: Path, content: bytes) -> Ledger:
+    ledger.close()
+    (state / "ledger.sqlite").write_bytes(content)
     return Ledger(state / "ledger.sqlite", durable=False)
 
 
@@ -98,16 +110,12 @@ def test_a_ledger_without_the_fact_of_a_receipt_is_refused_until_it_is_restored(
 ) -> None:
     receipts = Receipts(state, "ward")
     ledger.bind("ward", b"a" * 32)
-    ledger.close()
-    old = (state / "ledger.sqlite").read_bytes()
-    ledger = Ledger(state / "ledger.sqlite", durable=False)
+    old, ledger = copied(ledger, state)
     ledger.bind("ward", b"b" * 32)
     receipt = receipts.give(ledger)
-    ledger.close()
-    latest = (state / "ledger.sqlite").read_bytes()
+    latest, ledger = copied(ledger, state)
 
-    (state / "ledger.sqlite").write_bytes(old)
-    behind = Ledger(state / "ledger.sqlite", durable=False)
+    behind = put_back(ledger, state, old)
     receipts.check(behind)  # no server has shown the receipt yet
     for _ in range(2):
         with pytest.raises(RolledBackError, match="lacks facts of which this node has given"):
@@ -119,10 +127,7 @@ def test_a_ledger_without_the_fact_of_a_receipt_is_refused_until_it_is_restored(
     behind.bind("ward", b"c" * 32)  # as many facts, and others: it was used before it was shown
     with pytest.raises(RolledBackError):
         receipts.check(behind, [receipt])
-    behind.close()
-
-    (state / "ledger.sqlite").write_bytes(latest)
-    receipts.check(Ledger(state / "ledger.sqlite", durable=False))
+    receipts.check(put_back(behind, state, latest))
     assert not list(state.glob("ahead-*"))
 
 
@@ -136,13 +141,10 @@ def test_every_receipt_that_is_ahead_must_be_held(state: Path, ledger: Ledger) -
     while len(given) < 3 or min(given[1:], key=_name) == given[-1]:
         ledger.bind("ward", bytes([len(given)]) * 32)
         given.append(receipts.give(ledger))
-        ledger.close()
-        copies.append((state / "ledger.sqlite").read_bytes())
-        ledger = Ledger(state / "ledger.sqlite", durable=False)
+        copy, ledger = copied(ledger, state)
+        copies.append(copy)
     for copy in copies:
-        ledger.close()
-        (state / "ledger.sqlite").write_bytes(copy)
-        ledger = Ledger(state / "ledger.sqlite", durable=False)
+        ledger = put_back(ledger, state, copy)
         if copy is copies[-1]:
             receipts.check(ledger)
             continue
@@ -195,13 +197,6 @@ def test_a_receipt_tells_nothing_of_the_ledger(state: Path, ledger: Ledger, tmp_
     given = [bytes.fromhex(each.give(ledger)) for each in (receipts, others)]
     for start in range(0, 40, 8):
         assert given[0][start : start + 8] != given[1][start : start + 8]
-
-
-def test_a_key_that_others_can_read_is_refused(state: Path) -> None:
-    Receipts(state, "ward")
-    os.chmod(state / "receipt.key", 0o644)
-    with pytest.raises(PrivacyError, match="has mode 0644"):
-        Receipts(state, "ward")
 
 
 def test_a_node_gives_receipts_and_refuses_everything_when_it_was_put_back(

@@ -288,29 +288,36 @@ def test_an_overflowing_sample_is_cut_down_to_the_capacity(ask: Make, clip: str)
     assert torch.equal(batch.records[0], far[:CAPACITY])
 
 
-def test_an_unconditional_request_uses_every_record_as_one_class(ask: Make) -> None:
-    zeros = torch.zeros(6, dtype=torch.int64)
-    shard = shard_of()
+@pytest.mark.parametrize("capacity", [None, CAPACITY])
+@pytest.mark.parametrize("clip", ["batch", "record"])
+def test_an_unconditional_request_uses_every_record_as_one_class(
+    ask: Make, clip: str, capacity: int | None
+) -> None:
+    one_class = {"classes": 1, "row_labels": torch.zeros(6).long(), "label_weight": 0.0}
+    request, shard = ask(clip, "joint", capacity=capacity, **one_class), shard_of()
     merged = Shard(shard.images, torch.zeros_like(shard.labels))
-    for clip in ("batch", "record"):
-        request = ask(clip, "joint", classes=1, row_labels=zeros, label_weight=0.0)
-        assert torch.equal(answer(request, shard, 6), answer(request, merged, 6))
+    assert torch.equal(answer(request, shard, 6), answer(request, merged, 6))
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120, deadline=None
 )
-@given(data=st.data(), clip=st.sampled_from(["batch", "record"]))
+@given(
+    data=st.data(), clip=st.sampled_from(["batch", "record"]), capacity=st.sampled_from([None, 5])
+)
 def test_removing_a_record_moves_the_release_by_at_most_the_sensitivity(
-    ask: Make, data: st.DataObject, clip: str
+    ask: Make, data: st.DataObject, clip: str, capacity: int | None
 ) -> None:
-    """λ, rows, potentials and records are hostile, or all but λ ordinary; no sample overflows."""
+    """Pitfall 2. λ, rows, potentials and records are hostile, or all but λ ordinary.
+
+    Every record is sampled, and no sample overflows.
+    """
     finite, entries = data.draw(PUBLIC_AND_PRIVATE)
     request = ask(
         clip,
         data.draw(st.sampled_from(["joint", "class"])),
         data.draw(st.sampled_from(["converged", "annealed"])),
-        capacity=5,
+        capacity=capacity,
         rows=data.draw(matrices(finite, 3)),
         lam=data.draw(LAM),
         bound=0.5,

@@ -1,4 +1,4 @@
-"""Answers and generators that a package installs: the owner's policy decides which may run."""
+"""Answers, generators and local mechanisms of packages: the owner's policy says which may run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from fedsink.clients.app import client_app
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.policy import Policy, PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
+from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.clients.replies import ReplyStore
+from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.models import GENERATORS, build
 from fedsink.models.weights import flat_weights
@@ -28,7 +31,9 @@ from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.failure_codes import MALFORMED, REFUSED
 from fedsink.protocol.packing import pack, unpack
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
+from ..support.policies import limits, policy
 from ..support.tiny import CLASSES, RECORDS, SIZE
 
 Install = Callable[[dict[str, str], str], None]
@@ -321,3 +326,81 @@ def test_an_installed_generator_that_the_policy_names_is_built(
     settings = owned(policy_file, "parameter_gradient", generators=["tiny"])
     assert not ask(settings, names_it, "train.parameter_gradient").has_error()
     assert "plugin" in sys.modules
+
+
+# Local mechanisms that a package installs
+
+
+MECHANISM = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedsink.privacy import LaplaceMechanism
+
+
+@dataclass(frozen=True)
+class Rounded(LaplaceMechanism):
+    name: ClassVar[str] = "rounded"
+
+    def privatize(self, values, stream):
+        return torch.round(super().privatize(values, stream), decimals=2)
+"""
+MECHANISM_POINT = "[fedsink.local_mechanisms]\nrounded = plugin:Rounded\n"
+
+
+def policy_of(folder: Path, *mechanisms: str) -> Policy:
+    path = folder / "policy.toml"
+    path.write_text(policy(budget={"replace-one": limits(35.0)}, mechanisms=mechanisms))
+    return read_policy(path)
+
+
+@pytest.fixture
+def request_for_it(install_package: Install) -> PrivatizeRequest:
+    """A message that asks for the installed mechanism."""
+    install_package({"plugin.py": MECHANISM}, MECHANISM_POINT)
+    return PrivatizeRequest(LocalPlan("rounded", PointBall("l1"), 3.0), 0, 5)
+
+
+def test_a_mechanism_may_run_where_the_policy_names_it_alone(
+    request_for_it: PrivatizeRequest, tmp_path: Path
+) -> None:
+    usual = PrivatizeRequest(LocalPlan("laplace", PointBall("l1"), 3.0), 0, 5)
+    for words, allowed, other in (
+        (("rounded",), request_for_it, usual),
+        (("laplace", "gaussian", "randomized-response"), usual, request_for_it),
+    ):
+        policy = policy_of(tmp_path, *words)
+        PrivatizeOnceAnswer([allowed]).check_policy(policy)
+        told = rf"allow\.mechanisms: the message asks for {other.plan.mechanism}"
+        with pytest.raises(PolicyRefusedError, match=told):
+            PrivatizeOnceAnswer([other]).check_policy(policy)
+
+
+def test_a_mechanism_that_the_policy_does_not_name_is_never_imported(
+    install_package: Install, tmp_path: Path
+) -> None:
+    install_package({"plugin.py": MECHANISM}, MECHANISM_POINT)
+    known = LocalPlan("laplace", PointBall("l1"), 3.0).to_dict()
+    asked = {"run": "run", "plan": known | {"mechanism": "rounded"}, "chunk": 0, "chunk_size": 5}
+    with pytest.raises(PolicyRefusedError, match="the message asks for rounded"):
+        PrivatizeOnceAnswer.read(pack(asked, {}), policy_of(tmp_path, "laplace"))
+    assert "plugin" not in sys.modules
+    PrivatizeOnceAnswer.read(pack(asked, {}), policy_of(tmp_path, "rounded"))
+    assert "plugin" in sys.modules
+
+
+def test_a_policy_cannot_name_what_is_not_installed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'rounded' is none of clipped-gaussian, .* laplace"):
+        policy_of(tmp_path, "rounded")
+
+
+def test_no_package_can_take_a_name_that_a_policy_uses_for_something_else(
+    install_package: Install, tmp_path: Path
+) -> None:
+    """An owner who allows the central mode's Gaussian thereby allows no other mechanism."""
+    point = MECHANISM_POINT.replace("rounded =", "clipped-gaussian =")
+    install_package({"plugin.py": MECHANISM.replace('"rounded"', '"clipped-gaussian"')}, point)
+    with pytest.raises(ConfigError, match="mechanism is called 'clipped-gaussian', which a policy"):
+        policy_of(tmp_path, "laplace")
