@@ -38,12 +38,7 @@ from fedsink.privacy.noise_share import SECURE_AGGREGATION
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
 from fedsink.secagg.parameters import LEAST_COHORT
-from fedsink.server.folder import (
-    RunFolder,
-    refuse_references,
-    store_config,
-    stored_config,
-)
+from fedsink.server.folder import RunFolder, refuse_references, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.server.starting_weights import adopt, statement_of
 from fedsink.strategies.methods import settings_of
@@ -188,9 +183,8 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str]
     name = str(run_config["name"])
     try:
         with held_run(name) as folder:
-            _ACTIONS[checks.choice("action", run_config["action"], *_ACTIONS)](
-                grid, folder, run_config
-            )
+            act = _ACTIONS[checks.choice("action", run_config["action"], *_ACTIONS)]
+            act(grid, folder, run_config)
             lines = frames(public_files(folder))
     except Exception as error:
         _send(frames({FAILED: json.dumps(failure_of(error)).encode()}), tell)

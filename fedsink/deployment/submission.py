@@ -75,10 +75,12 @@ class Submission:
         finally:
             pending.cancel()
         if self.run_id is None:
-            why = " ".join(filter(None, map(_plain, self._said))) or "it said nothing."
+            lines = (_COLOUR.sub("", line).strip(" │╭╰─╮╯") for line in self._said)  # no frames
+            why = " ".join(filter(None, (line.removeprefix("Error ─") for line in lines)))
             raise ClientError(
                 f"flwr run could not submit {self.app} to superlink={self.superlink}: "
-                f"{why} (Is the SuperLink running, and named in $FLWR_HOME/config.toml?)"
+                f"{why or 'it said nothing.'} (Is the SuperLink running, and named in "
+                "$FLWR_HOME/config.toml?)"
             )
 
     def stop(self) -> None:
@@ -92,15 +94,8 @@ class Submission:
             except subprocess.TimeoutExpired:
                 self._process.kill()
 
-    def what_happened(self) -> str:
-        """Returns the SuperLink's status of a run that told no results."""
-        return (
-            f"the log of run {self.run_id} ended without results (its status is {self._status()}): "
-            f"see flwr log {self.run_id} {self.superlink}."
-        )
-
     def _say_if_pending(self) -> None:
-        if self._process.poll() is None and self._status() == "pending":
+        if self._process.poll() is None and self.status() == "pending":
             print(
                 f"fedsink: run {self.run_id} is pending since {_PENDING:.0f} s: the SuperLink has "
                 "taken it and not started it. It waits for another run to end, or its executor "
@@ -110,7 +105,8 @@ class Submission:
                 flush=True,
             )
 
-    def _status(self) -> str:
+    def status(self) -> str:
+        """Returns the SuperLink's word for the state of this run."""
         run = ("--run-id", str(self.run_id))
         text = self._ask("list", self.superlink, *run, "--format", "json")
         match = re.search(r'"status"\s*:\s*"([^"]+)"', text)
@@ -165,7 +161,12 @@ def submit(
             signal.signal(signal.SIGTERM, before)
     again = f"{typed_name()} fetch run={run_config['name']} app={app} superlink={superlink}"
     if not submission.results.begun:
-        print(f"fedsink: {submission.what_happened()} Once it has ended: {again}", file=sys.stderr)
+        print(
+            f"fedsink: the log of run {submission.run_id} ended without results (its status is "
+            f"{submission.status()}): see flwr log {submission.run_id} {superlink}. Once it has "
+            f"ended: {again}",
+            file=sys.stderr,
+        )
         return 1
     try:
         files, failure = submission.results.results()
@@ -216,8 +217,3 @@ def _flwr() -> str:
 
 def _quiet() -> dict[str, str]:
     return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-
-
-def _plain(text: str) -> str:
-    """Returns a line of the log without colours and frames."""
-    return _COLOUR.sub("", text).strip(" │╭╰─╮╯").removeprefix("Error ─")

@@ -228,14 +228,15 @@ class _Uses(Packable):
                 "The uses of one message share plan, objective, view and run, and the noise "
                 "with as many clients."
             )
+        stacked: dict[str, Any] = {
+            name: torch.stack([getattr(request, name).detach() for request in requests])
+            for name in _STACKED
+        }
         return cls(
             rounds=[request.round for request in requests],
             labels=[request.label for request in requests],
             **shared[0],
-            **{
-                name: torch.stack([getattr(request, name).detach() for request in requests])
-                for name in _STACKED
-            },
+            **stacked,
         )
 
     def requests(self) -> list[GradientRequest]:

@@ -26,13 +26,7 @@ from fedsink.privacy import CentralPlan, Stream, plan_from_dict
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.domain import Interval
 from fedsink.privacy.integer_gaussian import FixedPoint
-from fedsink.protocol.requests import (
-    UNNAMED,
-    CentralRequest,
-    check_rows,
-    run_name,
-    table,
-)
+from fedsink.protocol.requests import UNNAMED, CentralRequest, check_rows, run_name, table
 from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:

@@ -163,8 +163,7 @@ def test_a_reply_holds_values_labels_and_the_number_of_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
-    [PrivatizeRequest(LAPLACE, 0, 5), PrivatizeReply(torch.zeros(2), torch.zeros(2), 1)],
+    "message", [PrivatizeRequest(LAPLACE, 0, 5), PrivatizeReply(torch.zeros(2), torch.zeros(2), 1)]
 )
 def test_a_message_that_lacks_a_part_is_malformed(message: Any) -> None:
     fields, arrays = unpack(message.to_record())
