@@ -126,18 +126,6 @@ def test_a_batch_follows_each_problems_own_schedule() -> None:
         torch.testing.assert_close(alone.gradient, together.gradient[k])
 
 
-def test_padding_changes_neither_schedule_nor_result() -> None:
-    x, y = cloud(9, 4, seed=13), cloud(7, 4, seed=14)
-    plain = transport_gradient(x, y, Mixed(1.0), 0.1, solver=AnnealedSolver())
-    padded_y = torch.cat((y, torch.full((3, 4), 1e4, dtype=torch.float64)))
-    log_b = torch.full((10,), -math.log(7), dtype=torch.float64)
-    log_b[7:] = -math.inf
-    padded = transport_gradient(x, padded_y, Mixed(1.0), 0.1, log_b=log_b, solver=AnnealedSolver())
-    torch.testing.assert_close(padded.value, plain.value)
-    torch.testing.assert_close(padded.gradient, plain.gradient)
-    assert int(padded.solution.iterations) == int(plain.solution.iterations)
-
-
 def test_source_and_target_plans_hold_their_marginals_exactly() -> None:
     x, y = cloud(9, 4, seed=15), cloud(7, 4, seed=16)
     solution = AnnealedSolver()(L1()(x, y), 0.05, points=(x, y))
