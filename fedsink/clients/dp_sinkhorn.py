@@ -426,9 +426,7 @@ def _alike(requests: Sequence[GradientRequest]) -> bool:
     return all(request is requests[0] for request in requests)
 
 
-def _by_request(
-    requests: Sequence[GradientRequest],
-) -> Iterator[tuple[GradientRequest, Tensor]]:
+def _by_request(requests: Sequence[GradientRequest]) -> Iterator[tuple[GradientRequest, Tensor]]:
     """Yields each different request, and the clients that got it."""
     clients: dict[int, list[int]] = {}
     for client, request in enumerate(requests):

@@ -266,11 +266,7 @@ def _names(request: CriticRequest) -> str:
 
 
 def _state(
-    request: CriticRequest,
-    critic: Critic,
-    client: int,
-    place: State,
-    like: Tensor,
+    request: CriticRequest, critic: Critic, client: int, place: State, like: Tensor
 ) -> CriticState:
     """Returns the state of the client's critics before this round."""
     critics, remembered = request.critics, place.before(request.round)

@@ -14,13 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedsink.models.critics import (
-    Adam,
-    Critic,
-    CriticTraining,
-    LocalGenerator,
-    wgan_gp_losses,
-)
+from fedsink.models.critics import Adam, Critic, CriticTraining, LocalGenerator, wgan_gp_losses
 from fedsink.privacy import Stream
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.randomness.noise import uniforms
@@ -46,10 +40,7 @@ class Parts:
 
     @classmethod
     def deal(
-        cls,
-        shards: Sequence[tuple[Tensor, Tensor, Tensor | None]],
-        critics: int,
-        classes: int,
+        cls, shards: Sequence[tuple[Tensor, Tensor, Tensor | None]], critics: int, classes: int
     ) -> Parts:
         """Deals each client's own records to its M critics.
 

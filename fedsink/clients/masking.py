@@ -196,11 +196,7 @@ class Masking:
         return self._step(parameters, lambda session: session.masked(forwarded, request, vector))
 
     def _step(
-        self,
-        parameters: Parameters,
-        ask: Callable[[ClientSession], bytes],
-        *,
-        begins: bool = False,
+        self, parameters: Parameters, ask: Callable[[ClientSession], bytes], *, begins: bool = False
     ) -> bytes:
         name, kept = _name(self._client, parameters), self._sessions
         opened = _open_name(name, parameters.digest.hex())

@@ -41,13 +41,7 @@ from fedsink.clients.states import State, States, forget
 from fedsink.data.sources import notes
 from fedsink.data.spec import DataSpec
 from fedsink.environment import device_named
-from fedsink.errors import (
-    ConfigError,
-    DataError,
-    LedgerError,
-    ReleaseRefusedError,
-    RolledBackError,
-)
+from fedsink.errors import ConfigError, DataError, LedgerError, ReleaseRefusedError, RolledBackError
 from fedsink.privacy.randomness.keys import EntropyKey, SecretKey
 from fedsink.protocol.aggregation import (
     AHEAD,

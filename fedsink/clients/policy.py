@@ -194,8 +194,7 @@ class Policy:
         """
         if share > 1 and self.allowed.secure_aggregation == "refused":
             self._refuse(
-                "allow.secure_aggregation",
-                f"the message asks for noise that {share} clients share",
+                "allow.secure_aggregation", f"the message asks for noise that {share} clients share"
             )
         self._check_plan(plan if self.trusts_aggregation else plan.with_noise(1 / share))
         self.check_labels(None if label is None else {label})

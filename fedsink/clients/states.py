@@ -161,13 +161,7 @@ class States:
     """
 
     def __init__(
-        self,
-        folder: Path | None,
-        owner: str,
-        *,
-        simulated: bool,
-        at_once: bool,
-        rewinds: bool,
+        self, folder: Path | None, owner: str, *, simulated: bool, at_once: bool, rewinds: bool
     ) -> None:
         self._folder, self._owner, self._simulated = folder, owner, simulated
         self._at_once, self._rewinds = at_once and folder is not None, rewinds

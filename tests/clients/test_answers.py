@@ -277,12 +277,20 @@ def test_a_cohort_computes_installed_batched_answers_at_once(
     assert answers.failures == dict.fromkeys(range(3), MALFORMED)
 
 
-@pytest.mark.parametrize("word", ["laplace", "clipped-gaussian"])
-def test_no_answer_can_take_a_word_that_a_policy_uses_for_something_else(
-    install: Install, policy_file: Callable[..., Path], word: str
+@pytest.mark.parametrize(
+    "points",
+    [
+        "[fedsink.answers]\nlaplace = plugin:Counts\n",
+        "[fedsink.answers]\nclipped-gaussian = plugin:Counts\n",
+        "[fedsink.local_mechanisms]\nclipped-gaussian = plugin:Counts\n",
+    ],
+)
+def test_no_package_can_take_a_word_that_a_policy_uses_for_something_else(
+    install: Install, policy_file: Callable[..., Path], points: str
 ) -> None:
-    path = policy_file()
-    install({"plugin.py": PLUGIN}, POINTS.replace("counts =", f"{word} ="))
+    """An owner who allows the central mode's Gaussian thereby allows nothing else."""
+    path, word = policy_file(), points.split()[1]
+    install({"plugin.py": PLUGIN}, points)
     with pytest.raises(ConfigError, match=f"called '{word}', which a policy allows for something"):
         read_policy(path)
     assert "plugin" not in sys.modules
@@ -394,13 +402,3 @@ def test_a_mechanism_that_the_policy_does_not_name_is_never_imported(
 def test_a_policy_cannot_name_what_is_not_installed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'rounded' is none of clipped-gaussian, .* laplace"):
         policy_of(tmp_path, "rounded")
-
-
-def test_no_package_can_take_a_name_that_a_policy_uses_for_something_else(
-    install_package: Install, tmp_path: Path
-) -> None:
-    """An owner who allows the central mode's Gaussian thereby allows no other mechanism."""
-    point = MECHANISM_POINT.replace("rounded =", "clipped-gaussian =")
-    install_package({"plugin.py": MECHANISM.replace('"rounded"', '"clipped-gaussian"')}, point)
-    with pytest.raises(ConfigError, match="mechanism is called 'clipped-gaussian', which a policy"):
-        policy_of(tmp_path, "laplace")

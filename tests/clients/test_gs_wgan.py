@@ -35,13 +35,7 @@ from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data import sources
 from fedsink.data.labelled import number_of
-from fedsink.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    LedgerError,
-    ReleaseRefusedError,
-)
+from fedsink.errors import CheckpointError, ConfigError, DataError, LedgerError, ReleaseRefusedError
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import (
     CriticClip,
@@ -576,9 +570,7 @@ def test_a_stored_reply_is_sent_again_without_training(
     assert {path: path.read_bytes() for path in files(settings)} == before
 
 
-def test_a_state_stays_until_the_message_after_the_next(
-    owned: Callable[..., NodeSettings],
-) -> None:
+def test_a_state_stays_until_the_message_after_the_next(owned: Callable[..., NodeSettings]) -> None:
     settings, names = owned(), []
     for round in range(1, 5):
         replied(Node(settings, 0), request(round))

@@ -163,9 +163,7 @@ def test_keys_under_invented_names_fill_no_folder(tmp_path: Path, make_request: 
     assert nodes.claims()[0] == 2
 
 
-def test_where_operators_are_named_nothing_is_written_for_an_unsigned_query(
-    tmp_path: Path,
-) -> None:
+def test_where_operators_are_named_nothing_is_written_for_an_unsigned_query(tmp_path: Path) -> None:
     known = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
     nodes = Consortium(tmp_path, operators={"lab": shown_key(known)})
     for number in range(3):

@@ -188,12 +188,6 @@ def test_a_vector_that_fails_leaves_the_session_as_it_was(tmp_path: Path) -> Non
     assert summed(clients, server, masked).any()
 
 
-@pytest.mark.parametrize("trip", [SHARES, SURVIVORS, UNMASK])
-def test_a_session_begins_with_its_keys(trip: str) -> None:
-    with pytest.raises(OutOfTurnError, match="sent no keys"):
-        maskings()[0].answer(trip, SUM, b"")
-
-
 def test_sessions_of_two_runs_and_two_requests_are_apart(tmp_path: Path) -> None:
     clients = maskings(tmp_path)
     until_masked(clients, ServerSession(SUM))  # what is masked shuts neither of the others out

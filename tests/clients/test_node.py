@@ -27,13 +27,7 @@ from fedsink.clients.replies import ReplyStore
 from fedsink.data import sources
 from fedsink.data.maps import PointBall
 from fedsink.data.partition import Iid
-from fedsink.errors import (
-    BudgetError,
-    ConfigError,
-    DataError,
-    LedgerError,
-    ReleaseRefusedError,
-)
+from fedsink.errors import BudgetError, ConfigError, DataError, LedgerError, ReleaseRefusedError
 from fedsink.privacy import SecretKey
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.packing import digest
@@ -69,6 +63,7 @@ def test_shards_are_the_disjoint_parts_of_the_deal(settings: NodeSettings) -> No
     shards = [Node(settings, client).shard for client in range(3)]
     assert [len(shard) for shard in shards] == [21, 20, 20]
     assert len(torch.cat([shard.images for shard in shards]).unique(dim=0)) == 61
+    assert len(Node(replace(settings, partition=None), 1).shard) == 61
 
 
 @pytest.mark.parametrize("client", [-1, 3, 1000])
@@ -379,10 +374,6 @@ def fresh(install_source: Callable[..., None], read: Callable[..., object]) -> N
     close_nodes()
     sources.load.cache_clear()
     install_source(read)
-
-
-def test_without_a_partition_all_records_are_this_clients(settings: NodeSettings) -> None:
-    assert len(Node(replace(settings, partition=None), 1).shard) == 61
 
 
 def test_more_records_than_the_plan_accounts_for_are_not_used(

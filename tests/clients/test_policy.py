@@ -47,6 +47,7 @@ maximum_clip_bound = 1.0
 maximum_images = 10
 maximum_rate = 0.5
 """
+BUDGETS = TEXT[TEXT.index("[budget.add") : TEXT.index("[allow]")]
 
 Write = Callable[..., Policy]
 
@@ -140,6 +141,9 @@ def test_a_policy_is_read_with_paths_from_its_own_folder(write: Write, tmp_path:
             r"secure_aggregation is refused or untrusted or masked or trusted, not 'yes'",
         ),
         ({"[data]": "[data"}, r"policy.toml is no TOML file"),
+        ({BUDGETS: "[budget]\n"}, "at least one of add-remove, replace-one, user, client"),
+        # A key of its own, which is much like the missing one, is no mistyped one.
+        ({"maximum_cl": "minimum_cl"}, r"maximum_clip_bound is missing; it must be .* ≥ 0\.$"),
     ],
 )
 def test_a_mistake_is_an_error_that_names_file_and_key(
@@ -192,12 +196,6 @@ def test_a_mistyped_table_is_recognised(write: Write, table: str) -> None:
             write({f"[{table}]": f'["{wrong}"]'})
 
 
-def test_a_key_of_its_own_is_no_mistyped_one(write: Write) -> None:
-    """`minimum_clip_bound` is much like the missing `maximum_clip_bound`."""
-    with pytest.raises(ConfigError, match=r"maximum_clip_bound is missing; it must be .* ≥ 0\.$"):
-        write({"maximum_clip_bound": "minimum_clip_bound"})
-
-
 def test_every_key_of_a_policy_is_among_its_words(
     write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -215,12 +213,6 @@ def test_every_key_of_a_policy_is_among_its_words(
     limits = {key for name in ANSWERS.own for key in ANSWERS[name].limits}
     assert taken - limits <= set(WORDS)
     assert set(WORDS) - taken <= {*ADJACENCIES, "operators", "keys"}
-
-
-def test_a_policy_needs_a_budget(write: Write) -> None:
-    cut = TEXT[TEXT.index("[budget.add") : TEXT.index("[allow]")]
-    with pytest.raises(ConfigError, match="at least one of add-remove, replace-one, user, client"):
-        write({cut: "[budget]\n"})
 
 
 def test_limits_of_the_central_mode_are_needed_where_it_is_allowed_alone(write: Write) -> None:

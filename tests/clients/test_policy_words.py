@@ -101,10 +101,7 @@ class Run:
             aggregation={"tolerate_dropouts": 1},
             allow={"secure_aggregation": "trusted" if kind == "share" else "masked"},
             mechanisms=MECHANISMS,
-            budget={
-                "add-remove": limits(1e6),
-                "replace-one": limits(1e6, 0.0),
-            },
+            budget={"add-remove": limits(1e6), "replace-one": limits(1e6, 0.0)},
             operators={"lab": shown_key(OPERATOR.public_key().public_bytes_raw())},
         )
         nodes.way = self.way

@@ -73,9 +73,15 @@ def test_a_run_whose_price_depends_on_a_changed_word_is_refused(
     reserved(ledger, make_charge(plan={"p": 1, WORDS: words}), budget)
 
 
-def test_a_plan_is_reserved_once_and_found_again(ledger: Ledger, make_charge: Make) -> None:
-    first = ledger.reserve("ward", "r1", make_charge(6.0), TEN)
-    assert ledger.reserve("ward", "r1", make_charge(6.0), TEN) == first
+def test_a_plan_is_priced_and_charged_once_and_found_again(
+    ledger: Ledger, make_charge: Make
+) -> None:
+    """Every message of a deployment is a new process, and an accountant takes seconds."""
+    priced = Priced(6.0)
+    charge = replace(make_charge(), epsilon=priced)
+    first = ledger.reserve("ward", "r1", charge, TEN)
+    assert ledger.reserve("ward", "r1", charge, TEN) == first
+    assert priced.times == 1
     ledger.reserve("ward", "r2", make_charge(4.0), TEN)  # so the first was charged once
 
 
@@ -120,15 +126,6 @@ def test_a_run_is_in_one_account_of_a_lineage(ledger: Ledger, make_charge: Make)
     ledger.reserve("ward", "r1", records, TEN)
 
 
-def test_epsilon_is_computed_for_new_plans_alone(ledger: Ledger, make_charge: Make) -> None:
-    """Every message of a deployment is a new process, and an accountant takes seconds."""
-    priced = Priced(1.0)
-    charge = replace(make_charge(), epsilon=priced)
-    for _ in range(3):
-        ledger.reserve("ward", "r1", charge, TEN)
-    assert priced.times == 1
-
-
 def test_events_of_different_adjacency_are_never_summed(ledger: Ledger, make_charge: Make) -> None:
     ledger.reserve("ward", "r1", make_charge(10.0), TEN)
     ledger.reserve("ward", "r2", make_charge(10.0, adjacency="client"), TEN)
@@ -148,7 +145,9 @@ def test_a_lowered_ceiling_counts_for_what_is_new(ledger: Ledger, make_charge: M
 
 def test_without_a_ceiling_one_plan_is_admitted(ledger: Ledger, make_charge: Make) -> None:
     """A simulation's ledger: nothing is refused that the plan allows, and anything beyond is."""
-    ledger.reserve("ward", "r1", make_charge(1e6), None)
+    priced = Priced(1e6)
+    ledger.reserve("ward", "r1", replace(make_charge(1e6), epsilon=priced), None)
+    assert priced.times == 0
     for run, cost in (("r1", 2.0), ("r2", 1e6)):
         with pytest.raises(ReleaseRefusedError):
             ledger.reserve("ward", run, make_charge(cost), None)
@@ -197,12 +196,6 @@ def test_a_plan_that_is_roughly_far_too_dear_is_refused_unpriced(
     assert (seen, priced.times) == ([4.0], 0)
     ledger.reserve("ward", "r1", charge, Budget(20.0, 1e-5))  # the owner has raised it
     assert priced.times == 1
-
-
-def test_a_ledger_without_a_ceiling_prices_nothing(ledger: Ledger, make_charge: Make) -> None:
-    priced = Priced(5.0)
-    ledger.reserve("ward", "r1", replace(make_charge(), epsilon=priced), None)
-    assert priced.times == 0
 
 
 def test_refusals_are_counted_by_day_and_forgotten_after_it(
