@@ -1,10 +1,10 @@
 """Lower bounds on ε from how often a distinguisher was right.
 
-`distinguishing_epsilon` and `gaussian_epsilon` count independent plays, `one_run_epsilon` the
-canaries of a single run, each of which was in or out by the toss of a coin.
+`distinguishing_epsilon` and `gaussian_mu` count independent plays, each with or without the canary
+by the toss of a coin; `one_run_epsilon` counts the canaries of a single run, there or not by one.
 
->>> round(distinguishing_epsilon(Counts(tp=1000, fn=0, fp=0, tn=1000), 0.0, 0.95), 2)
-5.6
+>>> round(float(distinguishing_epsilon(Guesses(2000, 2000, 2000), 0.0, 0.95)), 2)
+6.48
 >>> round(one_run_epsilon(correct=1000, guesses=1000, canaries=1000, delta=0.0, confidence=0.95), 2)
 5.81
 """
@@ -12,86 +12,76 @@ canaries of a single run, each of which was in or out by the toss of a coin.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
-from fedsink.privacy.accounting.accountants import gaussian_delta
+from fedsink.privacy.accounting import accountants
 from fedsink.values import privacy_checks as checks
 
 _MOST = 60.0  # e^−60 cannot be seen in doubles
 _FEWEST_GUESSES = 16
+_OF_RATE = 0.05  # share of the doubt that is spent on how often a guess is made
 
 
-class Counts(NamedTuple):
-    """Decisions on plays with the canary (true positives, false negatives) and without it."""
+class Guesses(NamedTuple):
+    """Right guesses, guesses that were made, and plays: numbers, or arrays of them."""
 
-    tp: int
-    fn: int
-    fp: int
-    tn: int
-
-    def rates(self, confidence: float) -> tuple[float, float]:
-        """A lower bound on the true-positive and an upper bound on the false-positive rate.
-
-        Both hold together with this confidence: each may fail with half the rest (Bonferroni).
-        """
-        low, _ = clopper_pearson(self.tp, self.tp + self.fn, confidence)
-        _, high = clopper_pearson(self.fp, self.fp + self.tn, confidence)
-        return low, high
+    right: Any
+    made: Any
+    plays: Any
 
 
-def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """The exact two-sided interval of a binomial rate (Clopper and Pearson 1934).
-
-    Each end by itself is exceeded with probability at most (1 − confidence)/2.
-    """
-    k, n = successes, trials
-    tail = (1.0 - checks.within("confidence", confidence, "(0, 1)")) / 2.0
-    low = float(betaincinv(k, n - k + 1, tail)) if k else 0.0
-    high = float(betaincinv(k + 1, n - k, 1.0 - tail)) if k < n else 1.0
-    return low, high
+def clopper_pearson(successes: Any, trials: Any, confidence: float) -> Any:
+    """The exact lower limit of a binomial rate, of one side (Clopper and Pearson 1934)."""
+    tail = 1.0 - checks.within("confidence", confidence, "(0, 1)")
+    k, n = np.asarray(successes), np.asarray(trials)
+    return np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, tail), 0.0)
 
 
-def distinguishing_epsilon(counts: Counts, delta: float, confidence: float) -> float:
-    """The largest ε that the counts exclude at δ, or 0: no assumption on the mechanism.
+def distinguishing_epsilon(guesses: Guesses, delta: float, confidence: float) -> Any:
+    """The largest ε that the guesses exclude at δ, or 0: no assumption on the mechanism.
 
-    (ε, δ) privacy bounds every distinguisher by TPR ≤ e^ε FPR + δ and TNR ≤ e^ε FNR + δ (Kairouz,
-    Oh, Viswanath 2015, Theorem 2.1), hence with the bounds of `Counts.rates`
-    ``ε ≥ max(log((TPR − δ)/FPR), log((1 − FPR − δ)/(1 − TPR)))``.
+    Let P be the law of a play with the canary and Q without, guesses "with" on A and "without" on
+    B. Of the plays P(A)/2 + Q(B)/2 are guessed right and Q(A)/2 + P(B)/2 wrong, and (ε, δ) privacy
+    bounds P(A) by e^ε Q(A) + δ and Q(B) by e^ε P(B) + δ (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
+    So ``right ≤ e^ε wrong + δ``, and with the rate s of guesses and their accuracy a = right/s
+    ``ε ≥ log((a − δ/s)/(1 − a))``. A guess is right with probability a by itself, however many
+    there are: one limit on a, and one on s, which only matters beside δ.
 
     Guarantees:
         - A mechanism that is (ε, δ) private exceeds ε with probability at most 1 − confidence,
           if the distinguisher was fixed before the plays that are counted.
     """
-    tpr, fpr = counts.rates(confidence)
-    ratios = ((tpr - delta) / fpr, (1.0 - fpr - delta) / (1.0 - tpr))
-    return max([0.0, *(math.log(ratio) for ratio in ratios if ratio > 0)])
+    doubt = 1.0 - confidence
+    accuracy = clopper_pearson(guesses.right, guesses.made, 1.0 - (1.0 - _OF_RATE) * doubt)
+    rate = clopper_pearson(guesses.made, guesses.plays, 1.0 - _OF_RATE * doubt)
+    with np.errstate(divide="ignore", invalid="ignore"):  # without a guess
+        return np.log(np.fmax((accuracy - delta / rate) / (1.0 - accuracy), 1.0))
 
 
-def gaussian_epsilon(counts: Counts, delta: float, confidence: float) -> float:
-    """The ε at δ of the strongest Gaussian mechanism that the counts exclude, or 0.
+def gaussian_mu(guesses: Guesses, confidence: float) -> Any:
+    """The μ of the strongest Gaussian mechanism that the guesses exclude, or 0.
 
-    A mechanism that is μ-GDP has Φ⁻¹(TPR) − Φ⁻¹(FPR) ≤ μ for every distinguisher (Dong, Roth, Su
-    2022, Definition 3; used for audits by Nasr et al. 2023). The lower bound on μ becomes an ε by
-    Balle and Wang 2018, equation 6, with σ/Δ = 1/μ. For a mechanism claimed to be Gaussian this
-    needs orders of magnitude fewer plays than `distinguishing_epsilon`.
+    A mechanism that is μ-GDP has TPR ≤ Φ(μ + Φ⁻¹(FPR)) for every distinguisher (Dong, Roth, Su
+    2022, Definition 3; used for audits by Nasr et al. 2023), so that at most Φ(μ/2) of the plays
+    are guessed right. It needs far fewer plays than `distinguishing_epsilon`.
 
     Guarantees:
-        - A Gaussian mechanism, or a composition of Gaussian mechanisms, that is (ε, δ) private
-          exceeds ε with probability at most 1 − confidence.
+        - A Gaussian mechanism, or a composition of Gaussian mechanisms, exceeds its μ with
+          probability at most 1 − confidence.
     """
-    tpr, fpr = counts.rates(confidence)
-    mu = float(ndtri(tpr) - ndtri(fpr))  # ∓∞ where nothing was found
-    if not mu > 0 or gaussian_delta(1.0 / mu, 0.0) <= delta:
+    return 2.0 * np.fmax(ndtri(clopper_pearson(guesses.right, guesses.plays, confidence)), 0.0)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The ε at δ of a Gaussian mechanism with Δ/σ = μ (Balle and Wang 2018, equation 6), or 0."""
+    if not mu > 0 or accountants.gaussian_delta(1.0 / mu, 0.0) <= delta:
         return 0.0
-    high = 1.0
-    while gaussian_delta(1.0 / mu, high) > delta:
-        high *= 2.0
-    return float(brentq(lambda eps: gaussian_delta(1.0 / mu, eps) - delta, 0.0, high))
+    return accountants.gaussian_epsilon(1.0 / mu, delta)
 
 
 def one_run_p_value(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsink.audit.bounds import Counts, distinguishing_epsilon, gaussian_epsilon
+from fedsink.audit.bounds import Guesses, distinguishing_epsilon, gaussian_epsilon, gaussian_mu
 from fedsink.errors import PrivacyError
 
 Features = NDArray[np.float64]
-Bound = Callable[..., float]  # of counts, at a confidence
+Bound = Callable[..., Any]  # of guesses, at a confidence
+Kinds = tuple[Features, Features]  # plays with the canary, and without
 
 # Relative: a direction without noise gets at most 1e9 times the weight of the others.
 _RIDGE = 1e-9
 
-# Thresholds are compared at 1 − (1 − confidence)/50, at quantiles of the scores: else the most
-# noisy of the bounds would be chosen, far out, and other plays would not confirm it.
-_STRICTER = 50.0
+# Thresholds are compared at 1 − (1 − confidence)/5, at quantiles of the scores: else the most noisy
+# of the bounds would be chosen, far out, and other plays would not confirm it.
+_STRICTER = 5.0
 _THRESHOLDS = 49  # odd: with the middle
 
 _TAILS = 4.5  # kurtosis of noise that has heavier tails than a Gaussian's 3; Laplace noise has 6
@@ -62,8 +63,8 @@ class Finding:
 
 
 def compare(
-    present: Features,
-    absent: Features,
+    plays: Kinds,
+    chosen: int,
     moved: Features,
     *,
     audited: str,
@@ -76,69 +77,74 @@ def compare(
 
     A mechanism that is claimed to be Gaussian is held against its exact trade-off as well.
     """
-    bounds: dict[str, Bound] = {"threshold": partial(distinguishing_epsilon, delta=delta)}
+    exact = partial(distinguishing_epsilon, delta=delta)
+    kinds: list[tuple[str, Bound, Callable[[Any], float]]] = [("threshold", exact, float)]
     if gaussian:
-        bounds["Gaussian trade-off"] = partial(gaussian_epsilon, delta=delta)
-    counted = len(present) - len(present) // 4
+        epsilon = partial(gaussian_epsilon, delta=delta)
+        kinds.append(("Gaussian trade-off", gaussian_mu, epsilon))
+    counted = sum(map(len, plays)) - 2 * chosen
     return [
         Finding(
             audited=audited,
             method=method,
             claim=claim,
-            bound=lower_bound(present, absent, moved, bound, confidence),
+            bound=epsilon(lower_bound(plays, chosen, moved, bound, confidence)),
             confidence=confidence,
-            resolution=bound(Counts(counted, 0, 0, counted), confidence=confidence),
+            resolution=epsilon(bound(Guesses(*[counted] * 3), confidence=confidence)),
         )
-        for method, bound in bounds.items()
+        for method, bound, epsilon in kinds
     ]
 
 
 def lower_bound(
-    present: Features, absent: Features, moved: Features, bound: Bound, confidence: float
+    plays: Kinds, chosen: int, moved: Features, bound: Bound, confidence: float
 ) -> float:
-    """`bound` of the better of two threshold tests between two kinds of plays.
+    """`bound` of the better of two tests that tell two kinds of plays apart.
 
     - along `moved`, the likelihood ratio of equal Gaussian noise; where noise has heavier tails,
       each feature is cut off at its two ends, which is that of Laplace noise;
     - along Σ⁻¹(μ₁ − μ₀) (Fisher 1936) with the full pooled covariance Σ, so that noise which was
       forgotten in one round, or cancels in a difference, outweighs all others.
 
-    The first eighth of each kind fits them. The second is for the one that is known, unless the
-    other is better beyond doubt. Both choose its threshold, and the result comes from the others.
+    The first half of those that choose fits them. The second is for the one that is known, unless
+    the other is better beyond doubt. Both choose its two thresholds, between which nothing is
+    guessed, and the result comes from the other plays.
 
     Args:
-        present: of plays with the canary, (N, F), one row per play.
-        absent: of plays without the canary, (M, F).
+        plays: with the canary, (N, F), and without it, (M, F), one row per play.
+        chosen: number of plays of each kind that choose the test. Each of the others was of either
+            kind by the toss of a coin.
         moved: what the canary moves, (F,), as far as that is known.
-        bound: turns counts into ε.
+        bound: turns guesses into ε, or another measure that grows with it.
         confidence: of the result, in (0, 1).
     """
-    for kind in (present, absent):
-        if not np.isfinite(kind).all():
-            raise PrivacyError("a play holds a value that is not finite: audit the release.")
+    if not all(np.isfinite(kind).all() for kind in plays):
+        raise PrivacyError("a play holds a value that is not finite: audit the release.")
     fit, choose, known, count = (
-        [kind[int(a * len(kind)) : int(b * len(kind))] for kind in (present, absent)]
-        for a, b in ((0, 0.125), (0.125, 0.25), (0, 0.25), (0.25, 1))
-    )
+        (plays[0][part], plays[1][part])
+        for part in (
+            slice(chosen // 2), slice(chosen // 2, chosen), slice(chosen), slice(chosen, None),
+        )
+    )  # fmt: skip
     centre, half = (fit[0].mean(0) + fit[1].mean(0)) / 2.0, np.abs(moved) / 2.0
     heavy = moved.any() and min(_kurtosis(kind[:, moved != 0]) for kind in fit) > _TAILS
     direction = fisher_direction(*fit)
 
-    def along(plays: Features) -> Features:
+    def along(plays: Kinds) -> Kinds:
         if not heavy:
-            return np.asarray(plays @ moved)
-        return np.asarray(np.clip((plays - centre) * np.sign(moved), -half, half).sum(1))
+            return plays[0] @ moved, plays[1] @ moved
+        one, other = (np.clip((k - centre) * np.sign(moved), -half, half).sum(1) for k in plays)
+        return one, other
 
-    def fitted(plays: Features) -> Features:
-        return np.asarray(plays @ direction)
+    def fitted(plays: Kinds) -> Kinds:
+        return plays[0] @ direction, plays[1] @ direction
 
     strict = 1.0 - (1.0 - confidence) / _STRICTER
-    proved = best_threshold([fitted(kind) for kind in choose], bound, strict)[1]
-    doubtful = best_threshold([along(kind) for kind in choose], bound, 0.5)[1]
+    proved = best_thresholds(fitted(choose), bound, strict)[1]
+    doubtful = best_thresholds(along(choose), bound, 0.5)[1]
     score = fitted if proved > doubtful else along
-    threshold, _ = best_threshold([score(kind) for kind in known], bound, strict)
-    tp, fp = (int((score(kind) > threshold).sum()) for kind in count)
-    return bound(Counts(tp, len(count[0]) - tp, fp, len(count[1]) - fp), confidence=confidence)
+    thresholds, _ = best_thresholds(score(known), bound, strict)
+    return float(bound(_guesses(score(count), *thresholds), confidence=confidence))
 
 
 def _kurtosis(plays: Features) -> float:
@@ -161,20 +167,27 @@ def inverse_times(scatter: Features, signal: Features) -> Features:
     return direction / length if length > 0 else direction
 
 
-def best_threshold(
-    scores: Sequence[Features], bound: Bound, confidence: float
-) -> tuple[float, float]:
-    """The threshold, above which to say "present", with the largest bound of these scores; both."""
-    present, absent = scores
-    levels = np.arange(1, _THRESHOLDS + 1) / (_THRESHOLDS + 1)
+def best_thresholds(
+    scores: Kinds, bound: Bound, confidence: float
+) -> tuple[tuple[float, float], float]:
+    """The thresholds of `_guesses` with the largest bound of these scores, and that bound."""
+    levels = np.linspace(0.0, 1.0, _THRESHOLDS + 2)
+    thresholds = np.quantile(np.concatenate(scores), levels)
+    thresholds[[0, -1]] = -np.inf, np.inf
+    low, high = np.triu_indices(len(levels))
     # Of equal bounds, zero above all, the first counts: the one nearest to the middle.
-    levels = levels[np.argsort(np.abs(levels - 0.5), kind="stable")]
-    thresholds = np.quantile(np.concatenate([present, absent]), levels)
-    tp = (present[:, None] > thresholds).sum(0).tolist()
-    fp = (absent[:, None] > thresholds).sum(0).tolist()
-    bounds = [
-        bound(Counts(t, len(present) - t, f, len(absent) - f), confidence=confidence)
-        for t, f in zip(tp, fp, strict=True)
-    ]
+    order = np.argsort(np.abs(levels[low] - 0.5) + np.abs(levels[high] - 0.5), kind="stable")
+    low, high = thresholds[low[order]], thresholds[high[order]]
+    bounds = bound(_guesses(scores, low, high), confidence=confidence)
     best = int(np.argmax(bounds))
-    return float(thresholds[best]), bounds[best]
+    return (float(low[best]), float(high[best])), float(bounds[best])
+
+
+def _guesses(scores: Kinds, low: Any, high: Any) -> Guesses:
+    """Guesses "with the canary" above `high`, "without" up to `low`, and nothing in between."""
+    (above, wrongly_above), (wrongly_below, below) = (
+        [len(kind) - np.searchsorted(np.sort(kind), high, side="right") for kind in scores],
+        [np.searchsorted(np.sort(kind), low, side="right") for kind in scores],
+    )
+    right = above + below
+    return Guesses(right, right + wrongly_above + wrongly_below, sum(map(len, scores)))

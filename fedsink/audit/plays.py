@@ -81,7 +81,8 @@ def audit(
         answer: to the messages of its `canaries`.
         plan: of the messages; with the joint schedule, where it has one.
         key: source of every random number.
-        trials: plays of each of the two data sets; three quarters of them are counted.
+        trials: half of the plays. A quarter of them, of each data set, chooses the distinguisher;
+            the data set of each of the others, which are counted, is drawn by a toss.
         confidence: of each bound, in (0, 1).
         clients: m. The canary is at one of them, and the others hold nothing; they share one noise,
             and the server sees the sum of their integers. 1: a reply with all of its noise.
@@ -109,13 +110,21 @@ def audit(
         crowd: Any = {"confidence": confidence, "clients": clients, "colluders": colluders}
         findings.append(audit_one_run(answer, plan, key, canaries, **crowd))
     first = _COINS * clients  # number of clients that have answered
+    chosen = trials // 4
+    counted = 2 * (trials - chosen)
     for audited in [plan] if full is plan else [plan, full]:
         pairs = zip(answer.canaries(audited), answer.canaries(full), strict=True)
         for pair, unsampled in pairs:
             play = Play(answer, pair, clients, colluders)
+            tosses = key.stream("tosses", client=first, round=0).uniform(counted) < 0.5
+            present = chosen + int(tosses.sum())
+            absent = 2 * trials - present
             findings += compare(
-                play.seen(pair.present, key, first, trials),
-                play.seen(pair.absent, key, first + trials * clients, trials),
+                (
+                    play.seen(pair.present, key, first, present),
+                    play.seen(pair.absent, key, first + present * clients, absent),
+                ),
+                chosen,
                 Play(answer, unsampled, clients, colluders).difference(key),
                 audited=f"{2 * trials} plays of {pair.words}{play.words}",
                 claim=play.claim,

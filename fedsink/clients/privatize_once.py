@@ -133,8 +133,12 @@ class PrivatizeOnceAnswer(Answer):
         ]
 
     def features(self, reply: Sequence[Tensor]) -> Tensor:
-        """Returns the numbers in increasing order, since records are uploaded in a random one."""
-        return super().features([values.sort(dim=0).values for values in reply])
+        """Returns the numbers in the random order of the upload, and the gaps between them.
+
+        Noise that was used twice leaves the gaps between records without noise, in any order.
+        """
+        gaps = [values.sort(dim=0).values.diff(dim=0) for values in reply]
+        return super().features([*reply, *gaps])
 
 
 def local_charge(plan: LocalPlan) -> Charge:

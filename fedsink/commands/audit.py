@@ -42,13 +42,14 @@ that a ledger is charged (an upper bound). Exit code 1: a bound exceeds a claim,
 more than its noised values. A bound below the claim refutes nothing and proves no privacy. "most"
 is the largest bound that so few plays could prove.
 
-  threshold   log((TPR − δ)/FPR) and its mirror image, Clopper–Pearson; needs no assumption, and
-              many plays: it is weak for Gaussian noise.
-  Gaussian    Φ⁻¹(TPR) − Φ⁻¹(FPR) against μ = √rounds/σ: exact at rate 1, finds small faults.
+  threshold   log((a − δ/s)/(1 − a)) where guesses are made at a rate s and a of them are right
+              (Clopper–Pearson); needs no assumption, and many plays: it is weak for Gaussian noise.
+  Gaussian    2Φ⁻¹(a) against μ = √rounds/σ: exact at rate 1, finds small faults.
   1 run       each of `canaries` records is there by a toss; Steinke, Nasr, Jagielski (2023),
               Theorem 5.2.
 
-  trials=4000     plays of each data set (mode=ldp: 10000); a quarter chooses the test
+  trials=4000     half of the plays (mode=ldp: 10000); a quarter chooses the test, and a toss the
+                  data set of each of the others
   confidence=0.95, seed=0, json=FILE
   eps=1           of the claim; the noise follows from it
   delta=1e-5      not with mechanism=laplace

@@ -10,9 +10,10 @@ from __future__ import annotations
 from fedsink.evaluation.distances import exact_w2, label_histogram, sliced_w2
 from fedsink.evaluation.downstream import accuracies
 from fedsink.evaluation.neighbours import memorisation
-from fedsink.evaluation.suites import evaluate
+from fedsink.evaluation.suites import Options, evaluate
 
 __all__ = [
+    "Options",
     "accuracies",
     "evaluate",
     "exact_w2",

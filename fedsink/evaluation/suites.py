@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -104,59 +104,11 @@ class Evaluation(Protocol):
         ...
 
 
-class Suite(Protocol):
-    """Measures a generator of labelled images; `evaluate` explains the arguments."""
+@dataclass(frozen=True)
+class Options:
+    """Options of an evaluation; a suite gets them with `runs` and `reference` filled in.
 
-    def __call__(
-        self,
-        draw: Draw,
-        train: Labelled,
-        test: Labelled,
-        *,
-        classes: int,
-        n: int,
-        runs: int,
-        seed: int,
-        classifiers: str,
-        epsilon: float,
-        reference: bool,
-        conditional: bool,
-        inception: Path | None,
-        threads: int | None,
-        report: Report | None,
-    ) -> Evaluation:
-        """Returns the figures."""
-        ...
-
-
-def evaluate(
-    suite: str,
-    draw: Draw,
-    train: Labelled,
-    test: Labelled,
-    *,
-    classes: int,
-    n: int,
-    runs: int | None = None,
-    seed: int = 0,
-    classifiers: str = "ours",
-    epsilon: float = math.inf,
-    reference: bool | None = None,
-    conditional: bool = True,
-    inception: Path | None = None,
-    threads: int | None = None,
-    report: Report | None = None,
-) -> Any:
-    """Evaluates a generator of labelled images by a suite (docs/figures.md).
-
-    Nothing is fitted to, stopped by or chosen on the test images; the real training images are
-    read without privacy, so this belongs to public benchmarks.
-
-    Args:
-        suite: "fast", or one of an installed package.
-        draw: n and a seed to n synthetic images (n, C, H, W) in [0, 1] and labels (n,).
-        train: real training images and labels, for the ceiling, the floor and memorisation.
-        test: real test images and labels.
+    Attributes:
         classes: number of classes.
         n: synthetic images per run.
         runs: number of runs, run r with seed + r; None: the default of the classifiers. "fast" has
@@ -170,6 +122,41 @@ def evaluate(
         inception: weights of torchvision's Inception v3, for FID.
         threads: processor threads; None for the libraries' choice.
         report: receives lines of text.
+    """
+
+    classes: int
+    n: int
+    runs: int | None = None
+    seed: int = 0
+    classifiers: str = "ours"
+    epsilon: float = math.inf
+    reference: bool | None = None
+    conditional: bool = True
+    inception: Path | None = None
+    threads: int | None = None
+    report: Report | None = None
+
+
+class Suite(Protocol):
+    """Measures a generator of labelled images; `evaluate` explains the arguments."""
+
+    def __call__(self, draw: Draw, train: Labelled, test: Labelled, options: Options) -> Evaluation:
+        """Returns the figures."""
+        ...
+
+
+def evaluate(suite: str, draw: Draw, train: Labelled, test: Labelled, options: Options) -> Any:
+    """Evaluates a generator of labelled images by a suite (docs/figures.md).
+
+    Nothing is fitted to, stopped by or chosen on the test images; the real training images are
+    read without privacy, so this belongs to public benchmarks.
+
+    Args:
+        suite: "fast", or one of an installed package.
+        draw: n and a seed to n synthetic images (n, C, H, W) in [0, 1] and labels (n,).
+        train: real training images and labels, for the ceiling, the floor and memorisation.
+        test: real test images and labels.
+        options: of the evaluation.
 
     Returns:
         An `Evaluation`, with the attributes that the suite gives it.
@@ -180,23 +167,10 @@ def evaluate(
         ModelError: synthetic images that are not finite, or a file of other weights.
         ValueError: runs or threads below 1.
     """
-    chosen = check_suite(suite, classifiers)
-    return SUITES.find(suite)(
-        draw,
-        train,
-        test,
-        classes=classes,
-        n=n,
-        runs=chosen.runs if runs is None else runs,
-        seed=seed,
-        classifiers=classifiers,
-        epsilon=epsilon,
-        reference=chosen.reference if reference is None else reference,
-        conditional=conditional,
-        inception=inception,
-        threads=threads,
-        report=report,
-    )
+    chosen = check_suite(suite, options.classifiers)
+    defaults = {"runs": chosen.runs, "reference": chosen.reference}
+    missing = {name: v for name, v in defaults.items() if getattr(options, name) is None}
+    return SUITES.find(suite)(draw, train, test, replace(options, **missing))
 
 
 def check_suite(suite: str, classifiers: str) -> ClassifierSet:
@@ -252,50 +226,36 @@ class FastFigures:
         return f"{format_table(rows)}\n{floor_line}"
 
 
-def fast(
-    draw: Draw,
-    train: Labelled,
-    test: Labelled,
-    *,
-    classes: int,
-    n: int,
-    seed: int,
-    classifiers: str,
-    epsilon: float,
-    reference: bool,
-    conditional: bool,
-    inception: Path | None,
-    threads: int | None,
-    report: Report | None,
-    runs: int = 1,
-) -> FastFigures:
+def fast(draw: Draw, train: Labelled, test: Labelled, options: Options) -> FastFigures:
     """`suite=fast`: one run, in seconds to a minute."""
+    n, seed, classes = options.n, options.seed, options.classes
     figures: dict[str, Any] = {"n": n, "seed": seed}
-    network = None if inception is None else load_inception(inception)
+    network = None if options.inception is None else load_inception(options.inception)
     synthetic = draw(n, seed)
     if network is not None:
-        with limit_threads(threads):
+        with limit_threads(options.threads):
             figures["fid"] = fid(network, synthetic[0], test[0], seed)
     figures |= {
         "sliced_w2": sliced_w2(synthetic[0].flatten(1), test[0].flatten(1), seed=seed),
         "label_histogram": label_histogram(synthetic[1], classes),
         "test_images": len(test[1]),
     }
-    if not conditional:
+    if not options.conditional:
         return FastFigures(figures)
-    figures["classifiers"] = classifiers
+    figures["classifiers"] = options.classifiers
     columns: dict[str, tuple[Labelled, Origin]] = {"accuracy": (synthetic, "synthetic")}
     trainers: Mapping[str, ClassifierTrainer] = FAST
-    if reference or classifiers != "ours":
+    if options.reference or options.classifiers != "ours":
         real = TrainingSet.of(train, classes=classes, origin="real training")
-        trainers = CLASSIFIERS.find(classifiers).choose(real, seed, epsilon).trainers
-    if reference:
+        chosen = CLASSIFIERS.find(options.classifiers)
+        trainers = chosen.choose(real, seed, options.epsilon).trainers
+    if options.reference:
         floor = class_mean_set(real, FLOOR_IMAGES)
         columns["real_accuracy"] = (train, real.origin)
         columns["class_means_accuracy"] = ((floor.images, floor.labels), floor.origin)
 
     def told(origin: Origin, number: int) -> Report | None:
-        if report is None:
+        if (report := options.report) is None:
             return None
         return lambda text: report(f"{origin} images, {number} of {len(columns)}: {text}")
 
@@ -307,7 +267,7 @@ def fast(
             seed=seed,
             origin=origin,
             size=n,
-            threads=threads,
+            threads=options.threads,
             progress=told(origin, number),
             trainers=trainers,
         )

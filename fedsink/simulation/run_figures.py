@@ -17,7 +17,7 @@ from fedsink.errors import ConfigError
 from fedsink.evaluation import evaluate, exact_w2, sliced_w2
 from fedsink.evaluation.networks import MNIST_VALUES
 from fedsink.evaluation.sets import Labelled, Report
-from fedsink.evaluation.suites import CLASSIFIERS, Evaluation, FastFigures, check_suite
+from fedsink.evaluation.suites import CLASSIFIERS, Evaluation, FastFigures, Options, check_suite
 from fedsink.pages.report_page import renew_report
 from fedsink.reporting.loggers import LOGGERS, loggers
 from fedsink.reporting.output_files import write_atomic, write_json
@@ -96,17 +96,19 @@ def evaluate_run(
             finished.draw,
             _real(finished, "train"),
             _real(finished, "test"),
-            classes=len(finished.data.classes),
-            n=n,
-            runs=runs,
-            seed=seed,
-            classifiers=classifiers,
-            epsilon=(finished_record(run)[1]["epsilon"] if chosen.of_run else None) or math.inf,
-            reference=reference,
-            conditional=len(finished.prior) > 1,
-            inception=weights,
-            threads=threads,
-            report=report,
+            Options(
+                classes=len(finished.data.classes),
+                n=n,
+                runs=runs,
+                seed=seed,
+                classifiers=classifiers,
+                epsilon=(finished_record(run)[1]["epsilon"] if chosen.of_run else None) or math.inf,
+                reference=reference,
+                conditional=len(finished.prior) > 1,
+                inception=weights,
+                threads=threads,
+                report=report,
+            ),
         )
     figures, table = measured.to_dict(), measured.table()
     figures["observation"] = not finished.observation.changes_nothing

@@ -7,10 +7,11 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 
 from fedsink.audit.bounds import (
-    Counts,
+    Guesses,
     clopper_pearson,
     distinguishing_epsilon,
     gaussian_epsilon,
+    gaussian_mu,
     guesses_for,
     one_run_epsilon,
     one_run_p_value,
@@ -21,53 +22,48 @@ from fedsink.privacy import GaussianMechanism
 _DELTA = 1e-5
 
 
-def _draws(tpr: float, fpr: float, trials: int, repeats: int) -> list[Counts]:
-    random = np.random.default_rng(3)
-    tp, fp = random.binomial(trials, tpr, repeats), random.binomial(trials, fpr, repeats)
-    return [
-        Counts(int(t), trials - int(t), int(f), trials - int(f))
-        for t, f in zip(tp, fp, strict=True)
-    ]
+def _draws(right: float, wrong: float, plays: int, repeats: int) -> Guesses:
+    """Guesses of `repeats` audits, whose plays end right, wrong or without a guess."""
+    rates = [right, wrong, max(0.0, 1.0 - right - wrong)]
+    counts = np.random.default_rng(3).multinomial(plays, rates, repeats)
+    return Guesses(counts[:, 0], counts[:, 0] + counts[:, 1], plays)
 
 
-@pytest.mark.parametrize(("k", "n"), [(0, 10), (10, 10), (3, 10), (1, 1), (17, 1000), (999, 1000)])
 @pytest.mark.parametrize("confidence", [0.9, 0.99])
-def test_the_interval_is_clopper_and_pearsons(k: int, n: int, confidence: float) -> None:
-    reference = binomtest(k, n).proportion_ci(confidence, method="exact")
-    assert clopper_pearson(k, n, confidence) == pytest.approx(tuple(reference), abs=1e-12)
+def test_the_limit_is_clopper_and_pearsons(confidence: float) -> None:
+    cases = (0, 10), (10, 10), (3, 10), (1, 1), (17, 1000), (999, 1000)
+    found = clopper_pearson(*np.array(cases).T, confidence)
+    for (k, n), limit in zip(cases, found, strict=True):
+        reference = binomtest(k, n, alternative="greater").proportion_ci(confidence, "exact")
+        assert limit == pytest.approx(reference.low, abs=1e-12)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.5, 0.98])
-def test_each_end_of_the_interval_is_exceeded_as_rarely_as_it_says(rate: float) -> None:
-    intervals = {k: clopper_pearson(k, 100, 0.9) for k in range(101)}
+def test_the_limit_is_exceeded_as_rarely_as_it_says(rate: float) -> None:
     draws = np.random.default_rng(1).binomial(100, rate, 20_000)
-    low, high = np.array([intervals[int(k)] for k in draws]).T
-    assert (low > rate).mean() <= 0.053
-    assert (high < rate).mean() <= 0.053
+    assert (clopper_pearson(draws, 100, 0.95) > rate).mean() <= 0.053
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
-def test_randomized_response_exceeds_its_own_epsilon_no_more_often_than_allowed(
-    epsilon: float,
+@pytest.mark.parametrize("delta", [0.0, 1e-3, 0.05])
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize("guessed", [1.0, 0.1], ids=["all", "a tenth"])
+def test_the_least_private_mechanism_exceeds_its_epsilon_no_more_often_than_allowed(
+    epsilon: float, delta: float, guessed: float
 ) -> None:
-    right = 1.0 / (1.0 + math.exp(-epsilon))
-    bounds = [
-        distinguishing_epsilon(counts, 0.0, 0.9) for counts in _draws(right, 1 - right, 500, 3000)
-    ]
-    assert np.mean(np.array(bounds) > epsilon) <= 0.11
-    # ... and the bound is no empty one: half of ε would be refuted nearly always.
-    assert np.mean(np.array(bounds) > epsilon / 2) > 0.5
+    """With probability δ all is told, else randomized response at ε, or nothing at all."""
+    wrong = guessed * (1.0 - delta) / (1.0 + math.exp(epsilon))
+    right = math.exp(epsilon) * wrong + delta
+    bounds = distinguishing_epsilon(_draws(right, wrong, 2000, 20_000), delta, 0.9)
+    assert 0.015 < np.mean(bounds > epsilon) <= 0.105  # valid, and no empty bound
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 2.0])
-def test_a_gaussian_mechanism_exceeds_its_own_epsilon_no_more_often_than_allowed(
+def test_a_gaussian_mechanism_exceeds_its_own_mu_no_more_often_than_allowed(
     threshold: float,
 ) -> None:
-    scale = 1.5
-    epsilon = GaussianMechanism.from_scale(1.0, scale, _DELTA).epsilon
-    tpr, fpr = norm.sf(threshold - 1.0 / scale), norm.sf(threshold)
-    bounds = [gaussian_epsilon(c, _DELTA, 0.9) for c in _draws(tpr, fpr, 1000, 1000)]
-    assert np.mean(np.array(bounds) > epsilon) <= 0.11
+    mu = 1.0 / 1.5
+    right = (norm.sf(threshold - mu) + norm.cdf(threshold)) / 2.0
+    assert np.mean(gaussian_mu(_draws(right, 1.0 - right, 2000, 20_000), 0.9) > mu) <= 0.105
 
 
 @pytest.mark.parametrize(("factor", "refuted"), [(2 / 3, True), (1.0, False), (3 / 2, False)])
@@ -76,42 +72,37 @@ def test_the_gaussian_trade_off_refutes_two_thirds_of_the_noise(
 ) -> None:
     scale = 2.0
     claim = GaussianMechanism.from_scale(1.0, scale, _DELTA).epsilon
-    mu = 1.0 / (scale * factor)
-    (counts,) = _draws(norm.sf(-mu / 2), norm.sf(mu / 2), 5000, 1)
-    assert (gaussian_epsilon(counts, _DELTA, 0.95) > claim) is refuted
+    right = norm.cdf(0.5 / (scale * factor))
+    [mu] = gaussian_mu(_draws(right, 1.0 - right, 10_000, 1), 0.95)
+    assert (gaussian_epsilon(mu, _DELTA) > claim) is refuted
+    expected = GaussianMechanism.from_scale(1.0, 1.0 / mu, _DELTA).epsilon
+    assert gaussian_epsilon(mu, _DELTA) == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_gaussian_epsilon_is_that_of_the_mechanism_with_the_excluded_noise() -> None:
-    counts = Counts(900, 100, 100, 900)
-    tpr, fpr = counts.rates(0.95)
-    scale = 1.0 / (norm.ppf(tpr) - norm.ppf(fpr))
-    expected = GaussianMechanism.from_scale(1.0, scale, _DELTA).epsilon
-    assert gaussian_epsilon(counts, _DELTA, 0.95) == pytest.approx(expected, rel=1e-4)
-
-
-def test_both_directions_count() -> None:
-    one = distinguishing_epsilon(Counts(500, 500, 0, 1000), 0.0, 0.95)
-    other = distinguishing_epsilon(Counts(1000, 0, 500, 500), 0.0, 0.95)
-    assert one == pytest.approx(other)
-    assert one > 4
-
-
-def test_delta_is_taken_off_the_true_positives() -> None:
-    counts = Counts(100, 900, 0, 1000)
-    bounds = [distinguishing_epsilon(counts, delta, 0.95) for delta in (0.0, 1e-3, 0.01, 0.2)]
+def test_delta_is_taken_off_the_right_guesses() -> None:
+    guesses = Guesses(100, 100, 2000)
+    bounds = [distinguishing_epsilon(guesses, delta, 0.95) for delta in (0.0, 1e-3, 0.01, 0.2)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > bounds[2]
     assert bounds[3] == 0.0
 
 
 def test_what_is_not_told_apart_proves_nothing() -> None:
-    for counts in (Counts(50, 50, 50, 50), Counts(0, 10, 0, 10), Counts(0, 10, 10, 0)):
-        assert gaussian_epsilon(counts, _DELTA, 0.95) == 0.0
-    assert distinguishing_epsilon(Counts(50, 50, 50, 50), 0.0, 0.95) == 0.0
+    guesses = Guesses(np.array([0, 0, 50, 100]), np.array([0, 10, 100, 200]), 200)
+    for delta in (0.0, _DELTA):
+        assert (distinguishing_epsilon(guesses, delta, 0.95) == 0.0).all()
+    assert (gaussian_mu(guesses, 0.95) == 0.0).all()
+    assert gaussian_epsilon(0.0, _DELTA) == gaussian_epsilon(1e-7, _DELTA) == 0.0
 
 
-def test_the_resolution_grows_with_the_logarithm_of_the_trials() -> None:
-    few, many = (distinguishing_epsilon(Counts(n, 0, 0, n), 0.0, 0.95) for n in (1000, 100_000))
+def test_guesses_that_are_left_out_count_as_wrong_for_a_trade_off_alone() -> None:
+    some, all_of_them = Guesses(70, 80, 200), Guesses(70, 80, 80)
+    assert gaussian_mu(some, 0.95) == 0.0 < gaussian_mu(all_of_them, 0.95)
+    assert distinguishing_epsilon(some, 0.0, 0.95) > 1.0
+
+
+def test_the_resolution_grows_with_the_logarithm_of_the_plays() -> None:
+    few, many = (distinguishing_epsilon(Guesses(n, n, n), 0.0, 0.95) for n in (1000, 100_000))
     assert few < math.log(1000)
     assert many - few == pytest.approx(math.log(100), abs=0.01)
 

@@ -10,7 +10,7 @@ from fedsink_papers.evaluation.classifiers import PAPER as PAPER_NAMES
 from fedsink_papers.evaluation.classifiers import classifier_set
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.evaluation import evaluate
+from fedsink.evaluation import Options, evaluate
 from fedsink.evaluation.neighbours import memorisation
 from tests.support.clouds import blobs
 
@@ -46,7 +46,7 @@ def draw(n, seed):
 
 def run(suite, source=draw, **more):
     options = {"classes": CLASSES, "n": 90, "runs": 2, "threads": 1} | more
-    return evaluate(suite, source, TRAIN, TEST, **options)
+    return evaluate(suite, source, TRAIN, TEST, Options(**options))
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +132,7 @@ def test_published_classifiers_see_all_images_and_are_calibrated(monkeypatch):
         lambda n, seed: blobs(n, 100 + seed, side=12),
         train,
         test,
-        classifiers="published",
-        **options,
+        Options(classifiers="published", **options),
     )
     names = [*PAPER[:3], *OTHERS]
     assert [name for name in found.figures if name.startswith("accuracy/")] == [
@@ -173,11 +172,7 @@ def test_the_order_of_test_images_is_all_that_scores_share_with_the_test_set(ful
         draw,
         TRAIN,
         blobs(60, 9, side=6),
-        classes=CLASSES,
-        n=90,
-        runs=2,
-        threads=1,
-        reference=False,
+        Options(classes=CLASSES, n=90, runs=2, threads=1, reference=False),
     )
     assert other.label_histogram == full.label_histogram
     same, changed = "label_consistency", "sliced_w2"
@@ -197,12 +192,7 @@ def test_a_generator_that_copies_the_training_set_is_seen_in_the_suite():
         lambda n, seed: (TRAIN[0][:n], TRAIN[1][:n]),
         TRAIN,
         TEST,
-        classes=CLASSES,
-        n=60,
-        runs=1,
-        threads=1,
-        reference=False,
-        conditional=False,
+        Options(CLASSES, n=60, runs=1, threads=1, reference=False, conditional=False),
     )
     assert found.figures["memorisation/excess"].synthetic.mean == pytest.approx(1)
     assert found.figures["memorisation/z"].synthetic.mean > 4
@@ -256,9 +246,9 @@ def test_the_wrong_split_is_refused_before_anything_is_fitted():
         raise AssertionError("drawn")
 
     with pytest.raises(DataError, match="60 of the 60 real training images are images of the test"):
-        evaluate("paper", refuse, TEST, TEST, classes=CLASSES, n=60)
+        evaluate("paper", refuse, TEST, TEST, Options(CLASSES, n=60))
     with pytest.raises(DataError, match="60 of the 60 synthetic images are images of the test set"):
-        evaluate("paper", lambda n, seed: TEST, TRAIN, TEST, classes=CLASSES, n=60)
+        evaluate("paper", lambda n, seed: TEST, TRAIN, TEST, Options(CLASSES, n=60))
 
 
 @pytest.mark.slow
@@ -267,8 +257,11 @@ def test_dpimagebench_has_its_networks_alone_and_the_ceiling_leaves_validation_o
     monkeypatch.setattr(dpimagebench, "SelectedByNoisedCounts", short)
     found = evaluate(
         "paper", lambda n, seed: blobs(n, seed, side=8), blobs(120, 1, side=8),
-        blobs(60, 2, side=8), classes=CLASSES, n=60, runs=1, threads=1, reference=False,
-        classifiers="dpimagebench", epsilon=1.0,
+        blobs(60, 2, side=8),
+        Options(
+            CLASSES, n=60, runs=1, threads=1, reference=False, classifiers="dpimagebench",
+            epsilon=1.0,
+        ),
     )  # fmt: skip
     assert list(found.figures) == [f"accuracy/{name}" for name in dpimagebench.NAMES]
     assert found.train_images == 110

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fedsink.errors import ConfigError
@@ -13,8 +12,8 @@ from fedsink.evaluation.classifiers import FAST
 from fedsink.evaluation.distances import label_histogram
 from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import limit_threads
-from fedsink.evaluation.sets import ClassifierTrainer, HeldOut, Labelled, Report, TrainingSet
-from fedsink.evaluation.suites import CLASSIFIERS, Draw
+from fedsink.evaluation.sets import ClassifierTrainer, HeldOut, Labelled, TrainingSet
+from fedsink.evaluation.suites import CLASSIFIERS, Draw, Options
 from fedsink.reporting.displays import format_table
 from fedsink_papers.evaluation.accuracy import accuracy_figures, calibrated
 from fedsink_papers.evaluation.classifiers import AT_MOST, OURS, PAPER, classifier_set
@@ -105,36 +104,22 @@ class SuiteFigures:
 
 
 def measure(
-    suite: str,
-    draw: Draw,
-    train: Labelled,
-    test: Labelled,
-    *,
-    classes: int,
-    n: int,
-    runs: int,
-    seed: int,
-    classifiers: str,
-    epsilon: float,
-    reference: bool,
-    conditional: bool,
-    inception: Path | None,
-    threads: int | None,
-    report: Report | None,
+    suite: str, draw: Draw, train: Labelled, test: Labelled, options: Options
 ) -> SuiteFigures:
-    """`fedsink.evaluation.evaluate` of "paper" and "full", whose arguments these are."""
-    if suite == "paper" and not conditional:
+    """`fedsink.evaluation.evaluate` of "paper" and "full"."""
+    if suite == "paper" and not options.conditional:
         raise ConfigError(
             "suite=paper trains classifiers, but the generator is unconditional and draws no "
             "labels; choose suite=full."
         )
-    if suite == "paper" and inception is not None:
+    if suite == "paper" and options.inception is not None:
         raise ConfigError(
             "suite=paper has accuracies only; inception= belongs to suite=fast and suite=full."
         )
-    if runs < 1:
+    if (runs := options.runs) is None or runs < 1:
         raise ValueError(f"runs must be at least 1; received {runs}.")
-    network = None if inception is None else load_inception(inception)
+    n, seed, classes, classifiers = options.n, options.seed, options.classes, options.classifiers
+    network = None if options.inception is None else load_inception(options.inception)
     seeds = tuple(range(seed, seed + runs))
     held_out = HeldOut(test, classes=classes)
     real = TrainingSet.of(train, classes=classes, origin="real training")
@@ -151,24 +136,24 @@ def measure(
     if classifiers == "ours":
         trainers, missing = classifier_set("ours", real.images.shape[1:])
     else:
-        chosen = CLASSIFIERS.find(classifiers).choose(real, seed, epsilon)
+        chosen = CLASSIFIERS.find(classifiers).choose(real, seed, options.epsilon)
         trainers, missing, real = dict(chosen.trainers), dict(chosen.left_out), chosen.real
-    left_out = {} if conditional else {"accuracy": "the generator draws no labels"}
-    with limit_threads(threads):
-        if conditional:
+    left_out = {} if options.conditional else {"accuracy": "the generator draws no labels"}
+    with limit_threads(options.threads):
+        if options.conditional:
             for names, size in _sizes(suite, classifiers, list(trainers), n).items():
                 figures |= accuracy_figures(
                     synthetic,
-                    real if reference else None,
+                    real if options.reference else None,
                     held_out,
                     {name: trainers[name] for name in names},
                     seeds=seeds,
                     size=size,
-                    report=report,
+                    report=options.report,
                 )
             if suite == "full":
                 left_out |= {f"accuracy/{name}": reason for name, reason in missing.items()}
-                if reference:
+                if options.reference:
                     figures |= calibrated(
                         {k: v for k, v in figures.items() if k != "accuracy/nearest_class_mean"}
                     )
@@ -179,10 +164,10 @@ def measure(
                 held_out,
                 seeds=seeds,
                 size=n,
-                reference=reference,
-                conditional=conditional,
+                reference=bool(options.reference),
+                conditional=options.conditional,
                 inception=network,
-                report=report,
+                report=options.report,
             )
             figures |= pictures
             left_out |= reasons
