@@ -37,8 +37,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink card --help says what to give.")
 
+    from fedsink.files import write_atomic
     from fedsink.pages.model_card import PICTURE, model_card, write_publication
-    from fedsink.reporting.output_files import write_atomic
     from fedsink.server.finished import finished_record
     from fedsink.server.folder import command_for
 

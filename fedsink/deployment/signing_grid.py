@@ -14,6 +14,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsink.deployment.node_grid import Inquiry
+from fedsink.files import write_atomic
 from fedsink.flower_internals import ForwardingGrid, complete_replies
 from fedsink.protocol.node_identity import (
     MOST_RECEIPTS,
@@ -23,7 +24,6 @@ from fedsink.protocol.node_identity import (
     show_receipts,
 )
 from fedsink.protocol.signing import ask_statement, given_statement, sign
-from fedsink.reporting.output_files import write_atomic
 from fedsink.values import read_json
 
 log = logging.getLogger("fedsink.server")
