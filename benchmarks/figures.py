@@ -29,7 +29,8 @@ from result_rows import CLASSIFIERS, FIGURES
 from result_runs import INTERRUPTED, Runs
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.reporting.output_files import append_jsonl, write_atomic
+from fedsink.files import write_atomic
+from fedsink.reporting.output_files import append_jsonl
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

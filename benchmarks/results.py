@@ -20,7 +20,7 @@ from result_rows import PAGES, Row, Table, declared, markdown, measured, page, s
 from result_runs import INTERRUPTED, Runs
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.reporting.output_files import write_atomic
+from fedsink.files import write_atomic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

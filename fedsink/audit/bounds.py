@@ -4,7 +4,7 @@
 by the toss of a coin; `one_run_epsilon` counts the canaries of a single run, there or not by one.
 
 >>> round(float(distinguishing_epsilon(Guesses(2000, 2000, 2000), 0.0, 0.95)), 2)
-6.48
+6.49
 >>> round(one_run_epsilon(correct=1000, guesses=1000, canaries=1000, delta=0.0, confidence=0.95), 2)
 5.81
 """

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedsink.errors import LedgerError, RunTakenError
-from fedsink.privacy.files import replace_with
+from fedsink.files import write_atomic
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
 from fedsink.secagg.client import ClientSession
 from fedsink.secagg.identities import Identity, Peers
@@ -81,7 +81,7 @@ class Sessions:
                 del self._memory[old]
             return
         with _explained(self.folder):
-            replace_with(self.folder / name, content)
+            write_atomic(self.folder / name, content, 0o600)
 
     def make_room(self, admitted: Callable[[str], bool]) -> None:
         """Forgets an open session where there are so many that no other may be opened."""
@@ -123,7 +123,7 @@ class Sessions:
                 if _is_old(path, days) and path.parent != self.folder:
                     path.unlink()
                 elif _is_old(path, days):
-                    replace_with(path, b"")
+                    write_atomic(path, b"", 0o600)
 
 
 def _is_old(path: Path, days: float) -> bool:

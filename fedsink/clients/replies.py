@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedsink.errors import LedgerError, ReleaseRefusedError
-from fedsink.privacy.files import write_once
+from fedsink.files import write_once
 from fedsink.values import check_format, read_json
 
 FORMAT = 1

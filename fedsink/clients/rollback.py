@@ -17,8 +17,8 @@ from fedsink.clients.gate import use_digests
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError, PrivacyError, RolledBackError
+from fedsink.files import write_once
 from fedsink.privacy import SecretKey
-from fedsink.privacy.files import write_once
 
 log = logging.getLogger("fedsink.clients")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsink.clients.replies import seal, unseal
 from fedsink.errors import CheckpointError, LedgerError
-from fedsink.privacy.files import write_once
+from fedsink.files import write_once
 
 log = logging.getLogger("fedsink.clients")
 

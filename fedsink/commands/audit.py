@@ -15,6 +15,7 @@ from fedsink.clients.answers import find_answer
 from fedsink.commands.command_keys import Parser, choice, parse, real, whole
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
+from fedsink.files import write_atomic
 from fedsink.privacy import (
     ADJACENCIES,
     LOCAL_MECHANISMS,
@@ -29,7 +30,6 @@ from fedsink.privacy import (
 from fedsink.privacy.clips import CLIPS
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.reporting.displays import format_table
-from fedsink.reporting.output_files import write_atomic
 
 _CLIPS = RecordClip.name, BatchClip.name, CriticClip.name
 

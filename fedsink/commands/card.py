@@ -33,8 +33,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     known: dict[str, Parser] = {"run": str, "out": Path, "license": _license}
     keys = parse(arguments, known, of="card", needs=("run",))
 
+    from fedsink.files import write_atomic
     from fedsink.pages.model_card import PICTURE, model_card, write_publication
-    from fedsink.reporting.output_files import write_atomic
     from fedsink.server.finished import finished_record
     from fedsink.server.folder import command_for
 

@@ -19,8 +19,8 @@ from fedsink.clients.ledger.database import Database, problems
 from fedsink.commands import ACTIONS
 from fedsink.commands.command_keys import Parser, parse, whole
 from fedsink.errors import ConfigError, LedgerError
+from fedsink.files import write_atomic
 from fedsink.reporting.displays import format_table
-from fedsink.reporting.output_files import write_atomic
 
 if TYPE_CHECKING:
     from fedsink.clients.policy import Policy

@@ -14,6 +14,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsink.deployment.node_grid import Inquiry
+from fedsink.files import write_atomic
 from fedsink.flower_internals import ForwardingGrid, complete_replies
 from fedsink.protocol.signing import (
     IDENTITY,
@@ -26,7 +27,6 @@ from fedsink.protocol.signing import (
     show_receipts,
     sign,
 )
-from fedsink.reporting.output_files import write_atomic
 from fedsink.values import read_json
 
 log = logging.getLogger("fedsink.server")

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fedsink import files as whole_files
 from fedsink.deployment.results import Receiver
 from fedsink.environment import typed_name
 from fedsink.errors import ClientError, ConfigError, TransferError
-from fedsink.reporting import output_files
 from fedsink.reporting.displays import printable
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
@@ -175,9 +175,9 @@ def submit(
     if failure is not None:
         print(f"fedsink: {printable(failure['message'])}", file=sys.stderr)
         return int(failure["exit_code"])
-    with output_files.new_folder(folder) as made:  # all of them, or none at all
+    with whole_files.new_folder(folder) as made:  # all of them, or none at all
         for name, content in files.items():
-            output_files.write_atomic(made / name, content)
+            whole_files.write_atomic(made / name, content)
     from fedsink.pages.report_page import report_at_end
 
     report_at_end(folder)

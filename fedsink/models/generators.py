@@ -80,7 +80,7 @@ def save(generator: Generator, folder: str | Path) -> None:
     """Writes both files into `folder`, replacing each in one step; the description comes last."""
     from safetensors.torch import save as to_bytes
 
-    from fedsink.privacy.files import replace_with
+    from fedsink.files import write_atomic
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,8 +93,8 @@ def save(generator: Generator, folder: str | Path) -> None:
         "fedsink": fedsink.__version__,
     }
     text = json.dumps(description, indent=2) + "\n"
-    replace_with(folder / WEIGHTS, to_bytes(tensors), mode=0o644)
-    replace_with(folder / DESCRIPTION, text.encode(), mode=0o644)
+    write_atomic(folder / WEIGHTS, to_bytes(tensors), mode=0o644)
+    write_atomic(folder / DESCRIPTION, text.encode(), mode=0o644)
 
 
 def load(folder: str | Path) -> Generator:

@@ -13,6 +13,7 @@ from typing import Any
 from fedsink.conf.typed import shown_settings, typed_command
 from fedsink.data.spec import DataSpec
 from fedsink.deployment.results import is_public
+from fedsink.files import write_atomic
 from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.evaluation_tables import (
     accuracy_table,
@@ -29,7 +30,6 @@ from fedsink.pages.page import (
 )
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.displays import ForgivingStream, duration
-from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import SUMS, RecordedRun, cautions, command_for, note_sums
 from fedsink.server.loop import LoopSettings
 from fedsink.strategies.methods import STRATEGIES

@@ -40,7 +40,7 @@ from fedsink.errors import (
     UnknownOperatorError,
     UnsignedRequestError,
 )
-from fedsink.privacy.files import write_once
+from fedsink.files import write_once
 from fedsink.protocol.aggregation import has_trip, trip_bytes
 from fedsink.protocol.packing import PROTOCOL_VERSION, digest, has_fields, packed
 from fedsink.secagg.identities import is_weak, verifies

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedsink.reporting.output_files import write_atomic
+from fedsink.files import write_atomic
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Page

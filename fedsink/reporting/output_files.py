@@ -1,88 +1,19 @@
-"""Files that fedsink writes: replaced in one step, or one line of JSON after the other."""
+"""JSON that fedsink writes: replaced in one step, or one line after the other."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import secrets
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from fedsink.errors import CheckpointError
+from fedsink.files import write_atomic
 from fedsink.values import read_json
 
 RELEASED = ("generator.safetensors", "generator.json", "privacy.json")
 """Files of a run folder that hold only what was released: a generator and its promise."""
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Writes `data` to `path`: at any moment the whole old file or the whole new one exists.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    with atomic_file(path) as file:
-        file.write(data)
-
-
-@contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file to write, which takes the name `path` when the context ends without an error.
-
-    The bytes go to a temporary file in the same folder, reach the disk (fsync), and take the name
-    by `os.replace`. The folder is made if it is missing; the temporary file is removed on error.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        # "x" refuses to follow a link somebody left there, and applies the user's umask.
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def new_folder(path: Path, mode: int = 0o755) -> Iterator[Path]:
-    """Gives a folder to fill, which takes the name `path` when the context ends without an error.
-
-    It is made aside and renamed: a stopped command leaves no half-filled folder behind.
-
-    Raises:
-        OSError: it cannot be written, or `path` is there and not an empty folder.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield partial
-        partial.chmod(mode)
-        partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    # Makes the rename itself durable; Windows and some network mounts cannot, and need not.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def write_json(path: str | os.PathLike[str], value: object) -> None:

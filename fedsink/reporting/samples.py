@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.reporting.output_files import atomic_file, new_folder, write_atomic
+from fedsink.files import atomic_file, new_folder, write_atomic
 
 ROWS = 1000
 """Pictures in a row group of Parquet, as many as memory holds as PNG at a time."""

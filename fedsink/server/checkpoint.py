@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsink.errors import CheckpointError
-from fedsink.reporting.output_files import write_atomic
+from fedsink.files import write_atomic
 from fedsink.values import check_format, read_json
 
 FORMAT = 1

@@ -27,7 +27,8 @@ from yaml import AliasToken, YAMLError, scan
 from fedsink import __version__
 from fedsink.environment import typed_name
 from fedsink.errors import CheckpointError, ClientError, ConfigError
-from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_atomic, write_json
+from fedsink.files import write_atomic
+from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_json
 from fedsink.values import Config, as_float, check_format, read_json
 
 FORMAT = 2

@@ -18,9 +18,10 @@ from fedsink.evaluation import evaluate, exact_w2, sliced_w2
 from fedsink.evaluation.networks import MNIST_VALUES
 from fedsink.evaluation.sets import Labelled, Report
 from fedsink.evaluation.suites import CLASSIFIERS, Evaluation, FastFigures, Options, check_suite
+from fedsink.files import write_atomic
 from fedsink.pages.report_page import renew_report
 from fedsink.reporting.loggers import LOGGERS, loggers
-from fedsink.reporting.output_files import write_atomic, write_json
+from fedsink.reporting.output_files import write_json
 from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.values import checks
 

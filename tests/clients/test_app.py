@@ -109,6 +109,16 @@ def test_a_map_that_is_no_table_is_malformed(settings: NodeSettings, described: 
     assert code(ask(settings, "train.privatize_once", pack(fields, {}))) == MALFORMED
 
 
+def test_data_that_cannot_be_read_is_answered_with_a_code(
+    settings: NodeSettings, make_request: Make
+) -> None:
+    """Pitfall 11: the path stays on the client."""
+    data = replace(settings.data, name="image_folder", shape=(1, 8, 8), root="/secret/path")
+    reply = ask(replace(settings, data=data), "train.dp_sinkhorn", make_request().to_record())
+    assert code(reply) == MALFORMED
+    assert b"secret" not in message_to_proto(reply).SerializeToString()
+
+
 @pytest.mark.parametrize(
     "config", [{}, {"partition-id": 3}, {"partition-id": -1}, {"partition-id": "one"}], ids=str
 )

@@ -181,6 +181,19 @@ def test_the_bound_holds_whatever_the_self_gradient(
         assert float(client_gradient(request, shard_of(n), silent).norm()) <= 0.5
 
 
+def test_the_batch_bound_of_two_deltas_is_reached(make_request: Make, silent: Streams) -> None:
+    """A sensitivity of Δ would therefore be wrong for the batch clip."""
+    rows = torch.zeros(1, 1)
+    request = make_request(bound=0.5, rows=rows, row_labels=torch.zeros(1).long(), label=0)
+    request = replace(request, self_gradient=torch.tensor([[-30.0]]))
+    with_record = Shard(torch.tensor([[-40.0]]), torch.zeros(1).long())
+    without = Shard(torch.zeros(0, 1), torch.zeros(0).long())
+    difference = client_gradient(request, with_record, silent) - client_gradient(
+        request, without, silent
+    )
+    assert float(difference.norm()) == pytest.approx(1.0, rel=1e-5)
+
+
 @pytest.mark.medium
 @FIXTURES_ARE_PURE
 @given(data=st.data(), clip=st.sampled_from(CLIPS))

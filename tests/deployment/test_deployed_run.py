@@ -28,8 +28,8 @@ from fedsink.errors import (
     PrivacyError,
     TransferError,
 )
+from fedsink.files import write_atomic
 from fedsink.protocol.signing import NodeIdentityKey
-from fedsink.reporting.output_files import write_atomic
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, stored_config
 from fedsink.server.verification import SIGNED, verdict_on

@@ -7,7 +7,7 @@ from fedsink.clients.app import client_app
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.data.partition import Iid
-from fedsink.privacy.files import write_once
+from fedsink.files import write_once
 
 NODES = 10
 EMBEDDED = Path(__file__).with_name("policy.toml")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsink.errors import DataError
-from fedsink.reporting.output_files import new_folder
+from fedsink.files import new_folder
 
 
 def cache_folder() -> Path:

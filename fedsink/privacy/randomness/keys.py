@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.files import write_once
+from fedsink.files import write_once
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.randomness.secure import SecureStream
 from fedsink.values import read_json
