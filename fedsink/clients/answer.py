@@ -76,9 +76,9 @@ class Answer(ABC):
     """The answer to one message of the type ``train.NAME``.
 
     `Node` reads it, then asks `check_policy`, `check_turn` and `check_data`, and stops at the first
-    that refuses; the ledger commits the `charge` for the `places`; the records are loaded;
-    `compute` makes the reply, which is stored and leaves as `record`. A message that comes again
-    gets the stored reply, without `compute`.
+    that refuses; the ledger admits the plan of the `charge`; the records are loaded; the ledger
+    commits the uses at the `places`; `compute` makes the reply, which is stored and leaves as
+    `record`. A message that comes again gets the stored reply, without `compute`.
 
     An installed package adds an answer by the entry point NAME of the group ``fedsink.answers``. It
     is imported only where a policy allows that name.

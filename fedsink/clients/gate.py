@@ -1,7 +1,9 @@
 """The one way out of a node: a message is charged and committed before anything is computed.
 
-`LedgerGate.admit` charges a message, `Admitted.keep` stores the reply before it leaves. A simulated
-client on a machine without its ledger has a `PassGate`, which admits uses charged elsewhere.
+`LedgerGate.admit` reserves the whole plan, has the records read, binds their content to the
+lineage, and claims the uses. `Admitted.keep` stores the reply and notes its release; then it
+leaves. A simulated client on a machine without its ledger has a `PassGate`, which admits uses
+charged elsewhere.
 """
 
 from __future__ import annotations
@@ -99,7 +101,6 @@ class LedgerGate:
         """Charges one message; its reply is computed at most once for each version of the data."""
         rounds = [round for round, _ in answer.places]
         reservation = self._reserve(answer, charge)
-        # The plan is admitted before the data are loaded, the uses are claimed behind that.
         fingerprint = content()
         if fingerprint != self._bound:
             self._ledger.bind(self._lineage, fingerprint, self._on_change)

@@ -1,8 +1,8 @@
 """The node of one client: its shard, its key, its policy, its ledger.
 
 `Node.answer` turns a message into a reply in one order for all methods: the signature, the policy,
-the plan's schedule, the public description of the data, the charge, the records, the computation,
-the stored reply.
+the plan's schedule, the public description of the data, the admission of the plan, the records, the
+claim of the uses, the computation, the stored reply.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Node:
 
     @cached_property
     def shard(self) -> Shard:
-        """Private records on the client's device, loaded at the first admitted request."""
+        """Private records on the client's device, loaded when its node starts or a plan is admitted."""
         held = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
         if (
@@ -184,7 +184,7 @@ class Node:
             digest,
         ):
             return self._kept[1]
-        admitted = self._charge(answer, digest)
+        admitted = self._admission(answer, digest)
         reply = admitted.stored
         if reply is None:
             computed = answer.compute(self.task(answer, admitted))
@@ -203,7 +203,7 @@ class Node:
         message is `checked` where a node of the same settings has compared it with the data.
         """
         self._check(answer, checked=checked)
-        return self._charge(answer, digest)
+        return self._admission(answer, digest)
 
     def task(self, answer: Answer, admitted: Admitted) -> Task:
         """Returns the inputs of an admitted answer."""
@@ -231,8 +231,8 @@ class Node:
         if self.settings.partition is None and most is not None and most < public:
             raise ValueError(f"The plan accounts for {most} records, the data have {public}.")
 
-    def _charge(self, answer: Answer, digest: bytes) -> Admitted:
-        """Commits the message's charge."""
+    def _admission(self, answer: Answer, digest: bytes) -> Admitted:
+        """Has the ledger commit the message's charge, and reads the records on the way."""
         if not answer.protected and not self.settings.unprotected:
             raise ReleaseRefusedError(
                 "A message cannot switch clip and noise off: this node answers none without them."
@@ -245,6 +245,7 @@ class Node:
         else:
             charge = self._charge_of(answer)
             admitted = self._gate.admit(answer, charge, digest, lambda: self._content(answer))
+        # Only in a simulation: a node's records are compared with the description, and that above.
         if answer.most_records is not None and len(self.shard) > answer.most_records:
             raise DataError("This node holds more records than the plan accounts for.")
         return admitted
@@ -392,7 +393,7 @@ class Node:
             return _PASSES
         # Reproducible noise is public anyway and is keyed by the round: engines differ in the last
         # bits of a request, so a ledger would refuse honest reruns.
-        if settings.seed is not None or settings.replies is None:
+        if settings.seed is not None or settings.ledger is None:
             return None
         store = ReplyStore(settings.replies) if self._stores_replies else None
         ledger = _open_ledger(settings)

@@ -210,10 +210,12 @@ class NodeCohort:
 
 
 def _computed(batch: list[_Cohort], pool: Pool, clients: slice) -> Iterator[tuple[int, Answers]]:
-    """The answers of all clients of a batch, computed at once."""
+    """The answers of all clients of a batch, computed at once unless one of them is stored."""
+    if any(a.stored is not None for admitted in batch for a in admitted.admissions):
+        for admitted in batch:
+            yield admitted.number, _one_by_one(admitted)
+        return
     try:
-        if any(a.stored is not None for admitted in batch for a in admitted.admissions):
-            raise ReleaseRefusedError("a reply is stored")
         answers = [admitted.answer for admitted in batch for _ in admitted.nodes]
         tasks = [
             node.task(admitted.answer, admission)

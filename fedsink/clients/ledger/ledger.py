@@ -1,4 +1,4 @@
-"""Charge, commit, release: the three steps of every noised answer."""
+"""Reserve, bind, claim, release: the four commits before an answer leaves."""
 
 from __future__ import annotations
 
