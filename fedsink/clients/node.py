@@ -92,7 +92,7 @@ class Node:
 
     @cached_property
     def shard(self) -> Shard:
-        """Private records on the client's device, loaded when its node starts or a plan is admitted."""
+        """Private records on the client's device, read as its node starts or a plan is admitted."""
         held = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
         if (
