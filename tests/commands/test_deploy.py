@@ -116,7 +116,7 @@ def test_results_that_do_not_arrive_whole_leave_nothing(
     assert deploy(*KEYS, f"folder={tmp_path / 'runs' / 'run'}", "name=trial") == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "did not arrive whole (it ends after 1 of 3 frames)" in err
+    assert "did not arrive whole (1 of 3 frames)" in err
     assert "fedsink fetch run=trial" in err
     assert not (tmp_path / "runs").exists()
 
