@@ -109,6 +109,19 @@ def test_a_finished_run_prints_its_folder_last(
 
 
 @pytest.mark.slow
+def test_results_that_do_not_arrive_whole_leave_nothing(
+    flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTCOME", "torn")
+    assert deploy(*KEYS, f"folder={tmp_path / 'runs' / 'run'}", "name=trial") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "did not arrive whole (1 of 3 frames)" in err
+    assert "fedsink fetch run=trial" in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
 def test_a_run_is_fetched_by_its_name(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

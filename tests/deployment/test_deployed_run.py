@@ -398,7 +398,7 @@ def refused(folder: RunFolder, nodes: Nodes, overrides: Sequence[str], message: 
         (("strategy.quorum=3",), "strategy.quorum=3 is more than clients=2"),
         (("engine.wait=-1",), "engine.wait must be a number of at least 0, not -1"),
         (("engine.timeout=0",), "engine.timeout must be null or a positive number"),
-        (("generator.hidden=x",), "generator=dct_mlp cannot be built with the options"),
+        (("generator.hidden=x",), "dct_mlp needs whole sizes from 1 to"),
     ],
 )
 def test_a_bad_configuration_is_told_and_costs_no_message(
