@@ -35,7 +35,7 @@ def parse(
         try:
             values[key] = known[key](text)
         except ValueError as error:
-            raise ConfigError(f"{key}={text}: {error}.") from error
+            raise ConfigError(f"{key}={text}: {str(error).removesuffix('.')}.") from error
     for key in needs:
         if values.get(key) in (None, "", []):
             raise ConfigError(f"{key}= is missing; fedsink {of} --help says what to give.")

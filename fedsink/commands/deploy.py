@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsink.commands.command_keys import not_a_pair, parse
+from fedsink.commands.command_keys import Parser, not_a_pair, parse
 from fedsink.deployment.server_folder import deployed_name
 from fedsink.deployment.submission import Submission, app_at, new_folder, submit
 from fedsink.errors import ConfigError
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     own, overrides = _read(arguments)
     app, superlink = app_at(own["app"]), own["superlink"]
     resumed = "resume" in own
-    name = deployed_name(own.get("resume") or own.get("name") or _new_name())
+    name = own.get("resume") or own.get("name") or _new_name()
     folder = new_folder(own.get("folder") or f"runs/{name}")
     config = {} if resumed else _checked(overrides, name)
     print(f"run {name}", file=sys.stderr)
@@ -75,7 +75,9 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             raise ConfigError(not_a_pair(arguments, position, "see fedsink deploy --help"))
     mine = [argument for argument in arguments if argument.partition("=")[0] in _OWN]
     overrides = [argument for argument in arguments if argument not in mine]
-    own = parse(mine, dict.fromkeys(_OWN, str), of="deploy", needs=_OWN[:2])
+    known: dict[str, Parser] = dict.fromkeys(_OWN, str)
+    known["name"] = known["resume"] = _name
+    own = parse(mine, known, of="deploy", needs=_OWN[:2])
     if own.get("resume") == "":
         raise ConfigError("resume needs the name of a run, which its first line said.")
     if "resume" in own and (overrides or "name" in own):
@@ -84,6 +86,10 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             f"out {' '.join(overrides or ['name'])}."
         )
     return own, overrides
+
+
+def _name(text: str) -> str:
+    return deployed_name(text) if text else text
 
 
 def _new_name() -> str:

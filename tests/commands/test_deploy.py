@@ -150,7 +150,7 @@ FAILURES = {
     "failed": ("\nfedsink: client 1 refused the request.\n",),  # flwr run itself exits with 0
     "unreachable": ("superlink=lab: Connection refused",),
     "silent": ("run 4711 ended without results (its status is finished:failed)", "log 4711 lab"),
-    "torn": ("did not arrive whole (it ends after 1 of 3 frames)", "fedsink fetch run=trial"),
+    "torn": ("did not arrive whole (1 of 3 frames)", "fedsink fetch run=trial"),
 }
 
 

@@ -15,6 +15,7 @@ of its own that shows both numbers; an ε that rises, or a σ that falls, needs 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib
 import io
@@ -291,6 +292,7 @@ def written(lines: Sequence[str], folder: Path) -> dict[str, list[str]]:
     for line in lines:
         before = states()
         outcome = play(line, folder)
+        gc.collect()  # a ledger that a run left open is written in the run's own line
         changed = [name for name, state in states().items() if before.get(name) != state]
         found[line] = [f"exit code {outcome.code}", *blanked(changed)]
     return found
