@@ -310,7 +310,7 @@ def _problems(
         return
     sample = pool.draw(requests, part, samples)
     sample = sample.pooled() if pooled else sample
-    if first.label is not None or not _alike(requests):
+    if first.label is not None or not _is_one_request(requests):
         for places in sample.in_buckets():
             yield everywhere, places
         return
@@ -416,13 +416,13 @@ def _public_bounds(request: GradientRequest, radius: float) -> dict[str, float]:
 
 def _stacked(requests: Sequence[GradientRequest], name: str, device: torch.device) -> Tensor:
     """Returns one array of each client's request, (K, ...); a shared array is sent once."""
-    if _alike(requests):
+    if _is_one_request(requests):
         values: Tensor = getattr(requests[0], name).to(device)
         return values.expand(len(requests), *values.shape)
     return torch.stack([getattr(request, name) for request in requests]).to(device)
 
 
-def _alike(requests: Sequence[GradientRequest]) -> bool:
+def _is_one_request(requests: Sequence[GradientRequest]) -> bool:
     return all(request is requests[0] for request in requests)
 
 

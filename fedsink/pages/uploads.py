@@ -57,7 +57,7 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
 
     def row(client: int) -> tuple[str, ...]:
         absent = missed.get(client, 0)
-        messages, left = divmod(settings.asked(client, rounds), together)
+        messages, left = divmod(settings.rounds_asked(client, rounds), together)
         full, last = sizes(together), sizes(left) if left else 0
         told = (MISSING, MISSING)
         if absent and left and full is not None:  # it may have missed the last message, a short one

@@ -116,7 +116,7 @@ def chosen_engine(
     gpus = torch.cuda.device_count() if engine.device == "cuda" else 0
     workers = gpus or cores or usable_cores()
     unit = "GPU" if gpus else "core"
-    asked = sum(strategy.asked(client, 1) for client in range(strategy.clients))
+    asked = sum(strategy.rounds_asked(client, 1) for client in range(strategy.clients))
     why = f"{asked} client{'s' * (asked > 1)} a round on {workers} {unit}{'s' * (workers > 1)}"
     if workers == 1 or asked < strategy.many_clients:
         return replace(engine, name="local", chosen=why)

@@ -1,6 +1,13 @@
 """Virtual clients that share one process: all of them (`engine=local`), or those of a Ray actor.
 
-`LocalGrid` is the grid of `engine=local`; a Ray actor holds a `Cohort`.
+`LocalGrid` is the grid of `engine=local`; a Ray actor holds a `Cohort`. A round's way, where replies
+are added up here:
+
+    server.loop                the strategy's `configure_train` makes an `Exchange` of broadcasts
+    LocalGrid.partial_sums     divides it into blocks of clients
+    NodeCohort.answers         has each client's `Node.admit` check, charge and key its noise
+    Answer.compute_each        samples, clips and sums for all of them, and adds the noise
+    server.loop                the strategy's `aggregate_train` takes the sums
 """
 
 from __future__ import annotations

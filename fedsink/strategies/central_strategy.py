@@ -136,7 +136,7 @@ class CentralSettings(StrategySettings):
     def notice(self, stated: Mapping[str, Any]) -> str | None:
         return notice(stated, self.share, self.clients, self.sample)
 
-    def asked(self, client: int, rounds: int) -> int:
+    def rounds_asked(self, client: int, rounds: int) -> int:
         return self.plan.schedule.answered(client, rounds + 1)
 
     @property

@@ -221,7 +221,7 @@ class PrivatizeOnceSettings(StrategySettings):
                 f"there are {count}: set data.nominal_records={count}, or leave the shuffler out."
             )
 
-    def asked(self, client: int, rounds: int) -> int:
+    def rounds_asked(self, client: int, rounds: int) -> int:
         """Returns 1: a client uploads its records once, before the first training step."""
         return 1
 

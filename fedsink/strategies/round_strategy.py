@@ -156,7 +156,7 @@ class StrategySettings(ABC):
         """True if the totals of all clients make one sum before noise that they share is added."""
         return False
 
-    def asked(self, client: int, rounds: int) -> int:
+    def rounds_asked(self, client: int, rounds: int) -> int:
         """Returns the number of uses that a client is asked for in the first `rounds` rounds."""
         return rounds
 
