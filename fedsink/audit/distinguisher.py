@@ -174,10 +174,10 @@ def best_thresholds(
     levels = np.linspace(0.0, 1.0, _THRESHOLDS + 2)
     thresholds = np.quantile(np.concatenate(scores), levels)
     thresholds[[0, -1]] = -np.inf, np.inf
-    low, high = np.triu_indices(len(levels))
+    one, other = np.triu_indices(len(levels))
     # Of equal bounds, zero above all, the first counts: the one nearest to the middle.
-    order = np.argsort(np.abs(levels[low] - 0.5) + np.abs(levels[high] - 0.5), kind="stable")
-    low, high = thresholds[low[order]], thresholds[high[order]]
+    order = np.argsort(np.abs(levels[one] - 0.5) + np.abs(levels[other] - 0.5), kind="stable")
+    low, high = thresholds[one[order]], thresholds[other[order]]
     bounds = bound(_guesses(scores, low, high), confidence=confidence)
     best = int(np.argmax(bounds))
     return (float(low[best]), float(high[best])), float(bounds[best])

@@ -168,9 +168,12 @@ def evaluate(suite: str, draw: Draw, train: Labelled, test: Labelled, options: O
         ValueError: runs or threads below 1.
     """
     chosen = check_suite(suite, options.classifiers)
-    defaults = {"runs": chosen.runs, "reference": chosen.reference}
-    missing = {name: v for name, v in defaults.items() if getattr(options, name) is None}
-    return SUITES.find(suite)(draw, train, test, replace(options, **missing))
+    filled = replace(
+        options,
+        runs=chosen.runs if options.runs is None else options.runs,
+        reference=chosen.reference if options.reference is None else options.reference,
+    )
+    return SUITES.find(suite)(draw, train, test, filled)
 
 
 def check_suite(suite: str, classifiers: str) -> ClassifierSet:
