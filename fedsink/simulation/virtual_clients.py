@@ -1,7 +1,7 @@
 """Virtual clients that share one process: all of them (`engine=local`), or those of a Ray actor.
 
-`LocalGrid` is the grid of `engine=local`; a Ray actor holds a `Cohort`. A round's way, where replies
-are added up here:
+`LocalGrid` is the grid of `engine=local`; a Ray actor holds a `Cohort`. A round's way, where the
+replies are added up here:
 
     server.loop                the strategy's `configure_train` makes an `Exchange` of broadcasts
     LocalGrid.partial_sums     divides it into blocks of clients
