@@ -137,7 +137,7 @@ def install_source(
     torch.set_num_threads(1)
     yield lambda read: monkeypatch.setitem(sources.SOURCES, "tiny", read)
     close_nodes()
-    sources.load.cache_clear()
+    sources.forget()
     torch.set_num_threads(threads)
 
 

@@ -78,7 +78,7 @@ class Answer(ABC):
     `Node` reads it, then asks `check_policy`, `check_turn` and `check_data`, and stops at the first
     that refuses; the ledger admits the plan of the `charge`; the records are loaded; the ledger
     commits the uses at the `places`; `compute` makes the reply, which is stored and leaves as
-    `record`. A message that comes again gets the stored reply, without `compute`.
+    `record`. Where replies are stored, a message that comes again gets its own, without `compute`.
 
     An installed package adds an answer by the entry point NAME of the group ``fedsink.answers``. It
     is imported only where a policy allows that name.
@@ -98,8 +98,8 @@ class Answer(ABC):
             defaults; None: an owner who allows the answer must state it.
         adjacency: of its charge. None: an answer of the central mode, whose plan states the
             adjacency; an owner who allows it must state the limits of such plans.
-        in_parts: several messages, of one `digest`, ask for parts of one release; the node then
-            keeps the last release in memory.
+        in_parts: several messages, of one `digest`, ask for parts of one release, of which a
+            process keeps the last in memory.
         run: public name of the run that asks.
         places: the round of each use, and its class.
         parts: the names of the reply's tensors.

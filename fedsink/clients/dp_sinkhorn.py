@@ -7,9 +7,10 @@ The client's part of Algorithm 1 of Cao et al. 2021, in the paper's order:
 3. Sinkhorn's potentials of 2Ŵ_λ(X, Y), Definition 4.3, and their gradient at X, to which the
    data-independent self term of the request is added (`batch_gradients`);
 4. clip to Δ (`BatchClip.apply_each`);
-5. add 2Δσ·N(0, I) (`PrivacyPlan.release`).
+5. add Sσ·N(0, I), where S = 2Δ (`PrivacyPlan.release_each`).
 
-`clip=record` replaces steps 2 to 4 by a sum of clipped contributions of records (`clipped_sums`).
+`clip=record` replaces steps 2 to 4 by a sum of clipped contributions of records (`clipped_sums`),
+whose sensitivity in step 5 is S = Δ.
 A node and a cohort of a simulation run the same function of K clients, `client_totals`; a node is
 K = 1.
 """

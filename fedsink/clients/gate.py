@@ -1,4 +1,4 @@
-"""The one way out of a node: a message is charged and committed before anything is computed.
+"""The one way out of a node: a message is charged and committed before its answer is computed.
 
 `LedgerGate.admit` reserves the whole plan, has the records read, binds their content to the
 lineage, and claims the uses. `Admitted.keep` stores the reply and notes its release; then it

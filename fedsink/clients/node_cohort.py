@@ -1,7 +1,8 @@
 """Answers one request for many virtual clients at once, each as if by itself.
 
-For simulations. Every client's draws and noise have their usual keys; the clients share the
-reading of the request, one batch of draws, one transport problem and one batch of noise. Tests
+For simulations. Every client's draws and noise have their usual keys, unless clients are pooled:
+then their sum gets the noise of all of them in one draw. The clients share the reading of the
+request, one batch of draws, one transport problem and one batch of noise. Tests
 compare the answers with the per-client path (`app.client_app`), which also answers where clients
 cannot share a batch.
 """
@@ -60,10 +61,10 @@ class NodeCohort:
     """Answers for virtual clients whose messages share one content.
 
     Guarantees:
-        - Every client's policy and ledger are asked, and its charge is committed, before
-          anything is computed from its records.
+        - Every client's policy is asked, and its charge committed where there is a ledger, before
+          anything that may leave is computed from its records.
         - A reply equals that of the per-client path, with the same noise, up to rounding before
-          the noise.
+          the noise; the sum of pooled clients has the noise's law.
         - A client that cannot answer does not stop others from answering; where clients are
           pooled it stops its block.
     """

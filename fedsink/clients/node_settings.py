@@ -36,7 +36,8 @@ class NodeSettings:
         key_file: the operating system's 32 random bytes, mode 0600, outside the run folder.
         lent: the key itself, for a simulation's processes on other machines than the ledger: they
             answer only uses admitted there (`node.grant`). None: the key is in `key_file`.
-        ledger: SQLite file of charges and releases; needed wherever there is no seed.
+        ledger: SQLite file of charges and releases; needed wherever there is neither a seed nor a
+            `lent` key.
         states: folder where a simulation keeps its clients' states from message to message, for a
             run that continues; None: in memory only. Under a policy it is the policy's.
         states_at_once: write states after every message, because any process may get the client's

@@ -94,7 +94,7 @@ class Policy:
         - A plan for comparison with published work is refused, whatever the file says.
         - A share of the noise is refused unless the file allows it, and counts as the whole
           noise only under masks, or where the file says that the aggregation is trusted.
-        - A request is refused before any record is read.
+        - What these limits refuse is refused before any record is read.
         - Where the file names operators, no part of a request is parsed before an operator's
           signature is verified for this node.
 

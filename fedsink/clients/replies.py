@@ -23,7 +23,9 @@ _CHECKSUM_BYTES = 32
 
 
 class ReplyStore:
-    """Stores one file per reply, named by the digest of its request, in a folder of mode 0700.
+    """Stores one file per reply in a folder of mode 0700.
+
+    A reply is named by the digest of its request under its reservation (`reply_name`).
 
     Guarantees:
         - A reply is on the disk, whole, before `put` returns it.

@@ -132,7 +132,7 @@ class Shard:
 
 def records_of(settings: NodeSettings, client: int) -> LabelledData:
     """Reads a client's records as float32."""
-    records = load(settings.data, "train")
+    records = load(settings.data)
     held = torch.arange(len(records)) if settings.partition is None else deal(settings)[client]
     images, labels = records.take(held)
     users, slots = (
@@ -146,7 +146,7 @@ def deal(settings: NodeSettings) -> list[Tensor]:
     """Deals a simulation's records out; returns each client's, as int64 indices."""
     if settings.partition is None:
         raise ConfigError("A simulation deals its records out to clients: name a partition.")
-    records = load(settings.data, "train")
+    records = load(settings.data)
     shards = partition(
         records.labels,
         settings.clients,

@@ -40,7 +40,7 @@ class DataSpec:
             does not hold.
         nominal_records: the public size to which a sampling rate and an averaged gradient refer.
             Whoever holds more records is refused, and nobody else is told their number.
-        root: folder with the files; None means the user's cache folder.
+        root: folder with the files; what None means is the source's choice.
         download: whether a missing public dataset may be downloaded into the cache folder. A
             given `root` is never written to.
         clients_file: a CSV file of the users that take part, for sources that tell users apart;

@@ -145,7 +145,7 @@ class _Training:
         self.saved = time.monotonic()
 
     def step(self) -> dict[str, Any]:
-        """Sends one message, takes the strategy's step, and returns its line of metrics.jsonl."""
+        """Exchanges a message, takes the strategy's step, returns its line of metrics.jsonl."""
         strategy = self.strategy
         before, number = strategy.round, strategy.message + 1
         strategy.absent = []

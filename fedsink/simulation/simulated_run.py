@@ -58,7 +58,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     identity = RunIdentity.fresh(config["seed"])
     settings = configure(config, folder.path, identity)
     spec, strategy, source = settings.node.data, settings.server.strategy, settings.server.start
-    records, most = load(spec, "train"), spec.nominal_records
+    records, most = load(spec), spec.nominal_records
     if len(records) > most:
         raise DataError(
             f"{spec.name}: {len(records)} records were read, more than the public "

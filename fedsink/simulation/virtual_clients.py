@@ -4,9 +4,9 @@
 replies are added up here:
 
     server.loop                the strategy's `configure_train` makes an `Exchange` of broadcasts
-    LocalGrid.partial_sums     divides it into blocks of clients
     NodeCohort.answers         has each client's `Node.admit` check, charge and key its noise
-    Answer.compute_each        samples, clips and sums for all of them, and adds the noise
+    BatchedAnswer.compute_each samples, clips and adds noise for every client of a block
+    Cohort.add_up              adds up the replies of each block
     server.loop                the strategy's `aggregate_train` takes the sums
 """
 

@@ -430,7 +430,7 @@ class History:
     @staticmethod
     def _close() -> None:
         close_nodes()
-        sources.load.cache_clear()
+        sources.forget()
 
 
 def _asked(kind: Kind, content: RecordDict) -> dict[Place, Asked]:

@@ -74,7 +74,7 @@ class Siege:
                 f"besieged-{holding}",
                 lambda spec, split, read=read: read(spec.shape),
             )
-        sources.load.cache_clear()
+        sources.forget()
         close_nodes()
         self.nodes = [
             BesiegedNode(folder, self.shape, h, noise, epsilon, operators) for h in HOLDINGS

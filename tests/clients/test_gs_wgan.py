@@ -706,7 +706,7 @@ def test_one_runs_critics_never_go_on_with_other_records(
     settings = owned()
     assert code(settings, request(1)) is None
     close_nodes()
-    sources.load.cache_clear()
+    sources.forget()
     install_source(lambda spec, split: tuple(values[1:] for values in points(spec, split)))
     assert code(settings, request(2)) == RUN_TAKEN
     assert code(settings, request(1, run="another")) is None

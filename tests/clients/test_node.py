@@ -372,7 +372,7 @@ def test_the_same_request_on_changed_data_never_gets_the_same_noise(
 
 def fresh(install_source: Callable[..., None], read: Callable[..., object]) -> None:
     close_nodes()
-    sources.load.cache_clear()
+    sources.forget()
     install_source(read)
 
 

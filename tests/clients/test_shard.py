@@ -17,7 +17,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.shard import Shard
 from fedsink.data.labelled import number_of
 from fedsink.data.partition import ByUser, Iid
-from fedsink.data.sources import load
+from fedsink.data.sources import forget
 from fedsink.data.spec import DataSpec
 from fedsink.errors import DataError
 
@@ -142,7 +142,7 @@ def _pictures(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, Tensor]:
 def pictures(install_source: Callable[..., None]) -> NodeSettings:
     """A client for each user."""
     install_source(_pictures)
-    load.cache_clear()
+    forget()
     return NodeSettings(SPEC, ByUser(), USERS, seed=7)
 
 

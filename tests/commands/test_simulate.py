@@ -132,7 +132,7 @@ _BAD = {
     "labels": ("LOCAL data.classes=[a]", "label 1 is outside the 1 classes of data.classes"),
     "generator": ("LOCAL generator=dcgan", "dcgan makes images of 28×28 or 32×32 pixels"),
     "seed": ("LOCAL seed=-1", "seed must be a whole number of at least 0, not -1."),
-    "type": ("LOCAL strategy.m=abc", "strategy.m must be a number, not 'abc'."),
+    "type": ("LOCAL strategy.m=abc", "strategy.m must be a number of at least 0, not 'abc'."),
     "unmatched": ("LOCAL mode=ldp strategy.cost=l1", "set strategy.unmatched=true"),
     "named folder": ("LOCAL eps=0 hydra.run.dir=a/b/c", "eps must be"),
     "adjacency": ("LOCAL adjacency=x",

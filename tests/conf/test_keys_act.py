@@ -202,7 +202,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("fedsink.server.loop.snapshot", lambda strategy, folder, classes: folder)
     yield
     close_nodes()
-    sources.load.cache_clear()
+    sources.forget()
 
 
 def other(key: str, value: object) -> object:

@@ -50,7 +50,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setitem(sources.SOURCES, "fresh", sources.own_sources()["fresh"])
     yield
     close_nodes()
-    sources.load.cache_clear()
+    sources.forget()
     del sys.modules["fedsink.data.sources.fresh"]
 
 

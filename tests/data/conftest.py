@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.data.sources import load
+from fedsink.data.sources import forget
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +19,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def read_again() -> Iterator[None]:
     """Files are read, whatever this process has loaded before."""
-    load.cache_clear()
+    forget()
     yield
-    load.cache_clear()
+    forget()

@@ -76,4 +76,4 @@ def test_a_row_is_the_same_run_twice_and_trains(
         else:
             assert start(config, tmp_path / str(number)).is_dir()
         close_nodes()
-        sources.load.cache_clear()
+        sources.forget()

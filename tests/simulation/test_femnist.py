@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.data.partition import ByUser
-from fedsink.data.sources import load
+from fedsink.data.sources import forget
 from fedsink.errors import ConfigError, DataError
 from fedsink.server.finished import open_run
 from fedsink.simulation.simulated_run import start
@@ -25,7 +25,7 @@ SMALL = ("seed=0", "rounds=2", "partition=by_user")
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    load.cache_clear()
+    forget()
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from fedsink.clients.node import Node
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.conf.acting import compose_config
+from fedsink.data.sources import SOURCES, Split, forget
+from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ClientError, ConfigError, DataError, FedsinkError
 from fedsink.pages.model_card import model_card
 from fedsink.privacy import PrivacyPlan, SecretKey
@@ -114,6 +116,23 @@ def test_while_it_runs_the_key_is_private_and_outside_the_folder(
         if path.is_file():
             assert secret not in path.read_bytes()
             assert secret.hex().encode() not in path.read_bytes()
+
+
+@pytest.mark.medium
+def test_the_records_of_a_run_are_read_once(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, splits = SOURCES.find("digits"), []
+
+    def counted(spec: DataSpec, split: Split) -> Any:
+        splits.append(split)
+        return reader(spec, split)
+
+    monkeypatch.setitem(SOURCES, "digits", counted)
+    forget()
+    start(composed("seed=0", "rounds=2", "clients=2"), tmp_path / "run")
+    forget()
+    assert splits == ["train"]
 
 
 @pytest.mark.medium

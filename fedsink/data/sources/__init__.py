@@ -35,10 +35,11 @@ Split = Literal["train", "test"]
 Reader = Callable[[DataSpec, Split], Reading | tuple[Tensor | None, ...]]
 """Reads one split from `spec.root`, in which it writes nothing.
 
-It raises ConfigError for what the description says and DataError for what the files hold; any other
-error counts as a defect. `inventory.Inventory` finds files and says which were passed over,
-`cache.fill_once` keeps what took long to decode. Readers of installed packages may return a tuple
-of two to four tensors instead of a `Reading`: values, labels, users (or None) and slots."""
+It raises ConfigError for what the description says and DataError for what the files hold. A package
+that it misses is named to the user; any other error counts as a defect. `inventory.Inventory` finds
+files and says which were passed over, `cache.fill_once` keeps what took long to decode. Readers of
+installed packages may return a tuple of two to four tensors instead of a `Reading`: values, labels,
+users (or None) and slots."""
 
 
 def own_sources() -> dict[str, Reader]:
@@ -59,10 +60,14 @@ _NOTES: dict[tuple[DataSpec, Split], tuple[str, ...]] = {}  # of what this proce
 def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
     """Has `load` return what it returned in another process, and reads nothing."""
     _GIVEN[spec, split] = data
-    load.cache_clear()
+    forget()
 
 
-@lru_cache(maxsize=8)
+def forget() -> None:
+    """Has `load` read again what it has returned."""
+    _load.cache_clear()
+
+
 def load(spec: DataSpec, split: Split = "train") -> LabelledData:
     """Reads one split of a dataset, of the users that take part, and checks it.
 
@@ -72,6 +77,11 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
         ConfigError: for an unknown source or split, or a list of users for a source without any.
         DataError: for files that are missing or corrupt, or records that contradict `spec`.
     """
+    return _load(spec, split)
+
+
+@lru_cache(maxsize=8)  # whose keys are the arguments as they are given: hence `load`
+def _load(spec: DataSpec, split: Split) -> LabelledData:
     if (spec, split) in _GIVEN:
         return _GIVEN[spec, split]
     read = SOURCES.find(spec.name)

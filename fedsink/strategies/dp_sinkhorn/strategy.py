@@ -6,11 +6,11 @@ The algorithm in the paper's order, and the place that computes each step:
 |---|---|---|
 | 1 | draw latents z and labels, generate X = G_θ(z, labels) | `DPSinkhorn._generate` |
 | 2 | self term −Ŵ(X[0:n], X[n′:n+n′]) (Definition 4.3) | `SelfTerm.__call__` |
-| 3 | sample records Y; ∂/∂X of 2Ŵ(X[0:n], Y) and self term; clip to Δ; noise 2Δσ | a client |
+| 3 | sample records Y; ∂/∂X of 2Ŵ(X[0:n], Y) and self term; clip to Δ; noise Sσ | a client |
 | 4 | mean over clients; the self term's gradient at rows that no client sees | `RoundRows` |
 | 5 | backpropagate the gradient at X into θ (line 9), one step of the optimiser | `Trainer.step` |
 
-`configure_train` is steps 1 and 2, and asks the clients for step 3
+S is 2Δ (`clip=record`: Δ). `configure_train` is steps 1 and 2, and asks the clients for step 3
 (`fedsink/clients/dp_sinkhorn.py`); `aggregate_train` is steps 4 and 5. Only step 3 sees private
 records: the steps after it are post-processing.
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsink.data.sources import load, notes
+from fedsink.data.sources import forget, load, notes
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
@@ -60,11 +60,11 @@ def test_pictures_are_decoded_once_and_again_for_replaced_files(
     load(spec(tmp_path), "train")
     kept = sorted(cache.rglob("*.npy"))
     assert len(kept) == 1
-    load.cache_clear()
+    forget()
     load(spec(tmp_path), "train")
     assert sorted(cache.rglob("*.npy")) == kept
     Image.new("RGB", (178, 218), (9, 9, 9)).save(folder / "img_align_celeba" / "000001.jpg")
-    load.cache_clear()
+    forget()
     assert int(load(spec(tmp_path), "train").values[0].float().mean()) == 9
 
 
@@ -79,7 +79,7 @@ def test_a_link_to_another_picture_is_no_record_and_notes_are_kept(tmp_path: Pat
         assert said[0] == "Files read: 3. Passed over: 1."
         assert said[1].startswith("Not read: 1, read already under another name: img_align_celeba")
         assert said[2].startswith("All pictures are of another size than data.shape says")
-        load.cache_clear()
+        forget()
 
 
 def test_a_cache_folder_that_cannot_be_written_is_reported(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedsink.conf.acting import compose_config
 from fedsink.data.labelled import LabelledData, number_of
-from fedsink.data.sources import load, notes
+from fedsink.data.sources import forget, load, notes
 from fedsink.data.sources.femnist import CHARACTERS
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
@@ -130,7 +130,7 @@ def test_a_writer_in_two_files_is_read_once_from_the_last(tmp_path: Path) -> Non
     second = first.with_name("all_data_0_niid_0_keep_0_train_9 (1).json")
     second.write_bytes(first.read_bytes())
     for _ in range(2):  # from the files, then from the cache
-        load.cache_clear()
+        forget()
         assert torch.equal(load(spec(tmp_path, DIGITS)).values, data.values)
         assert (
             notes(spec(tmp_path, DIGITS))[0]
@@ -189,12 +189,12 @@ def test_files_are_decoded_once_and_again_when_replaced(tmp_path: Path, cache: P
     load(spec(tmp_path))
     kept = sorted((p, p.stat().st_mtime_ns) for p in cache.rglob("*.npy"))
     assert len(kept) == 3
-    load.cache_clear()
+    forget()
     load(spec(tmp_path, DIGITS))
     assert sorted((p, p.stat().st_mtime_ns) for p in cache.rglob("*.npy")) == kept
     assert all(p.parent.stat().st_mode & 0o077 == 0 for p, _ in kept)  # as private as the records
     write(tmp_path, "leaf", {**WORDS, "f0003_12": "55"})
-    load.cache_clear()
+    forget()
     assert len(load(spec(tmp_path))) == 10
 
 
@@ -212,7 +212,7 @@ def test_the_root_is_never_written(form: str, tmp_path: Path) -> None:
 
 def selected(root: Path, rows: str) -> LabelledData:
     (root / "users.csv").write_text(rows)
-    load.cache_clear()
+    forget()
     described = spec(root)
     return load(
         DataSpec(
@@ -366,7 +366,7 @@ def test_nothing_is_unpickled(tmp_path: Path, cache: Path) -> None:
     load(spec(tmp_path))
     (images,) = cache.rglob("images.npy")
     np.save(images, np.array([_Traps()], dtype=object), allow_pickle=True)
-    load.cache_clear()
+    forget()
     with pytest.raises(DataError, match="cannot be read; remove it"):
         load(spec(tmp_path))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsink.conf.acting import compose_config
-from fedsink.data.sources import glyphs, load
+from fedsink.data.sources import forget, glyphs, load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
@@ -21,7 +21,7 @@ def test_the_pictures_are_the_same_every_time() -> None:
     assert test.values.shape == (4000, 1, 28, 28)
     assert test.values.dtype == torch.uint8
     assert test.labels.tolist() == 400 * list(range(10))
-    load.cache_clear()
+    forget()
     assert torch.equal(load(spec(), "test").values, test.values)
     few = load(spec(classes=("0", "1")), "test")
     assert not torch.equal(few.values, test.values)
@@ -87,6 +87,6 @@ def test_messages(wrong: DataSpec, said: str) -> None:
 
 def test_fonts_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glyphs, "find_spec", lambda name: None)
-    load.cache_clear()
+    forget()
     with pytest.raises(DataError, match="the font DejaVuSans that matplotlib ships"):
         load(spec(classes=("7",)))

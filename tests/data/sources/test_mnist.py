@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsink.data.sources import load
+from fedsink.data.sources import forget, load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import DataError
 
@@ -78,7 +78,7 @@ def test_replaced_files_are_read_again(tmp_path: Path) -> None:
     load(spec(root), "train")
     labels = root / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
     labels.write_bytes(gzip.compress(idx((7,), bytes([9] * 7))))
-    load.cache_clear()
+    forget()
     assert load(spec(root), "train").labels.tolist() == [9] * 7
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsink.conf.acting import compose_config
-from fedsink.data.sources import load
+from fedsink.data.sources import forget, load
 from fedsink.data.sources.shapes import CLASSES, FORMS
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
@@ -25,7 +25,7 @@ def test_the_pictures_are_the_same_every_time() -> None:
     assert test.labels.tolist() == 400 * list(range(10))
     means = test.values[:4].float().mean((2, 3)).flatten()
     torch.testing.assert_close(means, torch.tensor(MEANS), rtol=0, atol=0.1)
-    load.cache_clear()
+    forget()
     assert torch.equal(load(spec(), "test").values, test.values)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedsink.data.labelled import Reading
-from fedsink.data.sources import digits, load
+from fedsink.data.sources import digits, forget, load
 from fedsink.data.sources.digits import TEST_RECORDS
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
@@ -129,7 +129,7 @@ def test_whatever_a_reader_returns_is_read_or_refused(
     returned: object, message: str, install_source: Callable[[Callable[..., Any]], None]
 ) -> None:
     install_source(lambda spec, split: returned)
-    load.cache_clear()
+    forget()
     with pytest.raises(DataError, match=rf"^tiny: .*({message})"):
         load(DataSpec("tiny", (1, 2, 2), ("a", "b"), 4))
 
@@ -139,7 +139,7 @@ def test_labels_may_be_of_any_whole_type(
     kind: torch.dtype, install_source: Callable[[Callable[..., Any]], None]
 ) -> None:
     install_source(lambda spec, split: [X, Y.to(kind)])
-    load.cache_clear()
+    forget()
     assert load(DataSpec("tiny", (1, 2, 2), ("a", "b"), 4)).labels.tolist() == [0, 1, 0, 1]
 
 
@@ -148,7 +148,7 @@ def test_a_reader_may_name_what_it_returns(
     returned: object, install_source: Callable[[Callable[..., Any]], None]
 ) -> None:
     install_source(lambda spec, split: returned)
-    load.cache_clear()
+    forget()
     data = load(DataSpec("tiny", (1, 2, 2), ("a", "b"), 4))
     assert data.users is None
     assert data.slots is not None

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import fedsink
 from fedsink.data.labelled import LabelledData
-from fedsink.data.sources import give, load
+from fedsink.data.sources import forget, give, load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError, ConfigError, DataError
 from fedsink.protocol.packing import PROTOCOL_VERSION
@@ -218,9 +218,9 @@ def homes(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> I
     content[-1] ^= 1
     labels.write_bytes(content)
     monkeypatch.setenv("HOME", str(folders[0]))
-    load.cache_clear()
+    forget()
     yield folders
-    load.cache_clear()
+    forget()
 
 
 @pytest.mark.slow

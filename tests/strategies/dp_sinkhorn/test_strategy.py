@@ -16,7 +16,7 @@ from fedsink.clients.node import close_nodes
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import Unequal, partition
-from fedsink.data.sources import load
+from fedsink.data.sources import forget, load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import NoiseShare, ReproducibleKey, Stream
@@ -176,7 +176,7 @@ def test_the_server_learns_of_records_from_replies_alone(
 
     requests, replies, end = played([])
     close_nodes()
-    load.cache_clear()
+    forget()
     install_source(lambda spec, split: (7.0 - 3.0 * points(spec, split)[0], points(spec, split)[1]))
     again, others, again_end = played(replies)
     assert requests == again

@@ -81,7 +81,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield
     close_nodes()
-    sources.load.cache_clear()
+    sources.forget()
 
 
 @pytest.mark.slow
