@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedsink.data.sources import load
+from fedsink.data.sources import Split, load
 from fedsink.errors import ConfigError
 from fedsink.evaluation import evaluate, exact_w2, sliced_w2
 from fedsink.evaluation.networks import MNIST_VALUES
@@ -131,7 +131,7 @@ def evaluate_run(
     return Measured(path, figures, table)
 
 
-def _real(finished: FinishedRun, split: str) -> Labelled:
+def _real(finished: FinishedRun, split: Split) -> Labelled:
     """All real images of a split, with their labels."""
     data = load(finished.data, split)
     return data.take(torch.arange(len(data)))

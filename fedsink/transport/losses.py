@@ -156,7 +156,7 @@ class _Envelope(torch.autograd.Function):
         return value
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         pairs = zip(ctx.saved_tensors, ctx.needs_input_grad[:2], strict=True)
         return *(upstream[..., None, None] * field if need else None for field, need in pairs), None
