@@ -312,12 +312,12 @@ _WATCHED = """
 import sys
 before = set(sys.modules)
 from fedsink.clients import node, runner
-from fedsink.data.sources import load
+from fedsink.data.sources import _load
 from fedsink.clients import runner_process
 
-held = load.cache_info().currsize, len(node._NODES)
+held = _load.cache_info().currsize, len(node._NODES)
 reply = runner.answered(config, message)
-loaded = load.cache_info().currsize, len(node._NODES)
+loaded = _load.cache_info().currsize, len(node._NODES)
 sender.send((reply.has_error(), sorted(set(sys.modules) - before), held, loaded, runner.THREADS))
 """
 

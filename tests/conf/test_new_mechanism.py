@@ -71,7 +71,7 @@ def _installed(
 def test_it_runs_and_its_statement_and_account_know_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = f"hydra.searchpath=[file://{tmp_path / 'site' / 'conf'}]"
+    where = f"hydra.searchpath=[file://{tmp_path / 'site' / 'plugin' / 'conf'}]"
     keys = ["mode=ldp", "mechanism=rounded", "clients=2", "rounds=2", "engine=local", "seed=0"]
     folder = start(
         compose_config([where, *keys, "report.pictures=0", "report.html=false"]), tmp_path / "run"
