@@ -145,13 +145,10 @@ class _Envelope(torch.autograd.Function):
             pair = clouds[source], clouds[target]
             solution = loss.solver(cost(*pair), loss.lam, points=pair)
             value = value + weight * solution.potential_cost
-            sparse = _may_read(solution)
             if needed[source]:
-                field = cost.gradient(*pair, solution.source_plan, sparse=sparse)
-                gradients[source] += weight * field
-            if needed[target]:  # costs are symmetric: ∂_y c(x, y) is ∂ₓ with arguments exchanged
-                plan = solution.target_plan.transpose(-1, -2)
-                gradients[target] += weight * cost.gradient(*pair[::-1], plan, sparse=sparse)
+                gradients[source] += weight * _at_source(cost, *pair, solution)
+            if needed[target]:
+                gradients[target] += weight * _at_target(cost, *pair, solution)
         ctx.save_for_backward(*gradients)
         return value
 
@@ -204,7 +201,7 @@ def transport_gradient(
     """
     with torch.no_grad():
         solution = solver(cost(x, y), lam, points=(x, y), log_a=log_a, log_b=log_b)
-        gradient = cost.gradient(x, y, solution.source_plan, sparse=_may_read(solution))
+        gradient = _at_source(cost, x, y, solution)
     return TransportGradient(solution.potential_cost, gradient, solution)
 
 
@@ -227,12 +224,9 @@ def self_gradient(
     with torch.no_grad():
         source, target = x[..., :n, :], x[..., n_extra:, :]
         solution = solver(cost(source, target), lam, points=(source, target))
-        sparse = _may_read(solution)
         gradient = torch.zeros_like(x)
-        gradient[..., :n, :] -= cost.gradient(source, target, solution.source_plan, sparse=sparse)
-        # The cost is symmetric, so ∂_y c(x, y) is ∂ₓ with the arguments exchanged.
-        backward = solution.target_plan.transpose(-1, -2)
-        gradient[..., n_extra:, :] -= cost.gradient(target, source, backward, sparse=sparse)
+        gradient[..., :n, :] -= _at_source(cost, source, target, solution)
+        gradient[..., n_extra:, :] -= _at_target(cost, source, target, solution)
     return TransportGradient(-solution.potential_cost, gradient, solution)
 
 
@@ -270,9 +264,16 @@ def batch_gradients(
     return torch.where(some.unsqueeze(-1), 2.0 * field[..., : public.shape[-1]] + public, public)
 
 
-def _may_read(solution: Solution) -> bool:
-    """Returns whether the gradient's work may depend on values: only if the solver's did."""
-    return solution.floor is None  # a `FixedSolver` sets it
+def _at_source(cost: GroundCost, x: Tensor, y: Tensor, solution: Solution) -> Tensor:
+    """Returns ∂W/∂x; its work may depend on values only if the solver's did."""
+    exact = solution.floor is None  # a `FixedSolver` sets it
+    return cost.gradient(x, y, solution.source_plan, sparse=exact)
+
+
+def _at_target(cost: GroundCost, x: Tensor, y: Tensor, solution: Solution) -> Tensor:
+    """Returns ∂W/∂y: the cost is symmetric, so ∂_y c(x, y) is ∂ₓ with the arguments exchanged."""
+    plan = solution.target_plan.transpose(-1, -2)
+    return cost.gradient(y, x, plan, sparse=solution.floor is None)
 
 
 def potential(
