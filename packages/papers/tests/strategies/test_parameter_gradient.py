@@ -11,7 +11,7 @@ import torch
 from fedsink_papers.parameter_gradient.answer import parameter_gradient
 from fedsink_papers.parameter_gradient.request import ParameterReply, ParameterRequest
 from fedsink_papers.parameter_gradient.strategy import ParameterGradient, ParameterGradientSettings
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import partition
@@ -25,6 +25,7 @@ from fedsink.server import checkpoint
 from fedsink.simulation.grid import client_of
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from tests.support.playing import play
 
 Make = Callable[..., ParameterGradient]
 Grids = Callable[..., Any]
@@ -56,15 +57,6 @@ def make(make_central: Callable[..., DPSinkhorn], make_generator: Callable[..., 
         return ParameterGradient(ParameterGradientSettings(**values), generator, b"server")
 
     return strategy
-
-
-def play(strategy: ParameterGradient, grid: Any, until: int | None = None) -> list[dict[str, Any]]:
-    metrics = []
-    for number in range(strategy.round + 1, (until or strategy.rounds) + 1):
-        messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
-        _, record = strategy.aggregate_train(number, grid.send_and_receive(messages))
-        metrics.append(dict(record or {}))
-    return metrics
 
 
 def asked_of(grid: Any) -> list[ParameterRequest]:
