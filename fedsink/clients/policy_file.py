@@ -45,7 +45,7 @@ _IS: dict[str, Callable[[Any], bool]] = {
     WHOLES: _list_of(int),
     NUMBERS: _list_of(int, float),
 }
-"""What the value of a key may be, by the words that the owner reads; true is no number."""
+"""Tests of a key's value, by the words that the owner reads; true is no number."""
 
 REQUIRED: Any = object()
 """The default of a key that must be there."""

@@ -119,8 +119,8 @@ class LabelledData:
 def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
     """The records after comparing them with their public description.
 
-    What could go wrong with a record goes wrong here, at load, or in `Shard.checked`, and not when
-    a sampler happens to draw it: an error in the middle of a run would reveal that it was drawn.
+    A wrong record is refused here, at load, or by `Shard.checked`, and not when a sampler happens
+    to draw it: an error in the middle of a run would reveal that it was drawn.
     """
     values, labels, users, slots = reading.values, reading.labels, reading.users, reading.slots
     for name, part in (("values", values), ("labels", labels), ("users", users), ("slots", slots)):

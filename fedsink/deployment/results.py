@@ -103,7 +103,7 @@ class Receiver:
     def results(self) -> tuple[dict[str, bytes], dict[str, Any] | None]:
         """Returns the files by path, and `message` and `exit_code` of a run that failed, or None.
 
-        What did not arrive whole, or is no result of a run, is a TransferError.
+        A transfer that is not whole, or is no result of a run, is a TransferError.
         """
         whole, total = self._transfer or ("", 0)
         content = b"".join(self._chunks.get(number, b"") for number in range(total))

@@ -337,7 +337,7 @@ def _canonical(said: object) -> bytes:
     return text.encode()
 
 
-# What a node says of itself, and what a server shows it
+# A node's words of itself, and a server's to it
 
 
 def identity_query(node: int) -> Message:
