@@ -84,6 +84,7 @@ sys.exit(pytest.main(
     assert " passed" in done.stdout
 
 
+@pytest.mark.medium
 def test_flower_sends_no_telemetry_where_fedsink_is_used_from_python():
     """Flower reads the environment when it is imported."""
     code = (

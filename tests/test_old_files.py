@@ -81,6 +81,7 @@ def fedsink(capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, st
     return play
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.quick("gs_wgan", "privatize_once")
 def test_an_old_run_is_read_like_a_new_one(copied, fedsink, method):
@@ -100,6 +101,7 @@ def test_an_old_run_is_read_like_a_new_one(copied, fedsink, method):
     assert "was trained on private data: its privacy.json says that ε = " in error
 
 
+@pytest.mark.medium
 def test_old_runs_are_compared(copied, fedsink):
     code, table, _ = fedsink(f"compare run=[{','.join(map(str, map(copied, METHODS)))}]")
     assert code == 0
@@ -119,6 +121,7 @@ def test_an_old_run_goes_on_to_its_old_end(copied, fedsink, method):
         torch.testing.assert_close(now[name], values, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.medium
 def test_an_old_public_start_says_how_to_make_a_new_one(copied, fedsink):
     """It does not name its weights, so that nothing says what they were trained on."""
     copied("start")

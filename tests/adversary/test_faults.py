@@ -208,6 +208,7 @@ def test_two_processes_asked_the_same_at_once_give_the_same_bytes(
 # kill -9
 
 
+@pytest.mark.medium
 @pytest.mark.quick("fast-10")
 @pytest.mark.parametrize(
     ("noise", "kills"),
@@ -608,6 +609,7 @@ def test_a_repeat_gets_its_reply_and_teaches_nothing(make_node: MakeNode) -> Non
     assert learned(node) == before
 
 
+@pytest.mark.medium
 def test_a_folder_of_critics_that_is_closed_releases_nothing_new(make_node: MakeNode) -> None:
     node = make_node(**CRITICS)
     node.ask(critic_request(1))

@@ -166,6 +166,7 @@ def sharing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger, "_find", find_any)
 
 
+@pytest.mark.medium
 @TWO_ACCOUNTS
 def test_states_that_accounts_share_are_found(
     first: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

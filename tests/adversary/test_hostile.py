@@ -71,6 +71,7 @@ def test_records_that_no_fedsink_wrote(
     siege.check_noise()
 
 
+@pytest.mark.medium
 @budgeted(40, 200)
 def test_random_records_are_never_answered(
     cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,6 +102,7 @@ def test_hostile_values(
     siege.check_noise()
 
 
+@pytest.mark.medium
 @pytest.mark.quick("fast-points-25", "secure-points-25")
 @budgeted(25, 250)
 @under_siege

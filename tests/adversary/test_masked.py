@@ -155,6 +155,7 @@ class Play:
         self._done += 1
 
 
+@pytest.mark.medium
 @settings(max_examples=40, deadline=None)
 @given(asks=ASKS)
 def test_whatever_is_asked_one_vector_leaves_and_is_charged_once(

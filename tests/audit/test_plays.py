@@ -320,6 +320,7 @@ def test_faults_of_shared_noise_are_caught_at_a_claim_of_one(
     assert any(finding.violated for finding in found)
 
 
+@pytest.mark.medium
 def test_a_client_that_leaves_the_noise_to_others_is_caught(plan: Plans) -> None:
     audited, shared = plan(eps=0.5, rounds=3), {"clients": 3, "colluders": 2}
     found, _ = audit(NoNoiseOfItsOwn, audited, ReproducibleKey(4), trials=200, **shared)

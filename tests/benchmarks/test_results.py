@@ -220,6 +220,7 @@ def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Sc
     assert len({protocol.configuration_hash(config) for config in local}) == 2
 
 
+@pytest.mark.medium
 def test_recipes_are_frozen_in_a_commit_before_anything_runs(
     script: Script, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -256,6 +257,7 @@ def test_render_writes_a_page_for_each_table(script: Script, tmp_path: Path) -> 
     assert "| 80.0 |" in text
 
 
+@pytest.mark.medium
 def test_rows_that_are_marked_or_not_run_stand_apart(script: Script) -> None:
     rows = script("result_rows")
     now = script("result_protocol").configuration_of(tuple(COMMAND.split()[2:]))
@@ -309,6 +311,7 @@ def test_every_stored_record_is_known_by_the_row_that_shows_it(script: Script) -
             assert known is not None, found["command"]
 
 
+@pytest.mark.medium
 def test_only_data_in_files_are_told_where_they_lie(script: Script, tmp_path: Path) -> None:
     runs = script("result_runs").Runs(tmp_path, tmp_path, 100)
     assert runs._rooted(["experiment=shapes_curator"]) == []

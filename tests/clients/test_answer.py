@@ -235,6 +235,7 @@ def reshaped(array: Array, shape: tuple[int, ...], dtype: str) -> Array:
     return Array(dtype, shape, array.stype, bytes(size))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", [GRADIENT, PARAMETERS, CRITIC])
 def test_no_array_is_more_than_malformed(kind: str) -> None:
     sent = next(content for one, content in variants() if one == kind)

@@ -46,6 +46,7 @@ def matches(noise: Tensor, std: float) -> float:
     return float(stats.kstest(noise.flatten().numpy(), "norm", args=(0.0, std)).pvalue)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("clip", CLIPS)
 def test_noise_std_is_the_multiplier_times_the_clips_sensitivity(
     make_request: Make, silent: Streams, clip: str

@@ -150,6 +150,7 @@ def keys_of(run: str) -> RecordDict:
     return put_trip(pack({}, {}), Trip(Parameters(run, f"{KIND} 1", (0, 1, 2, 3), 32, 24, 3)))
 
 
+@pytest.mark.medium
 def test_keys_under_invented_names_fill_no_folder(tmp_path: Path, make_request: Make) -> None:
     nodes, requests = Consortium(tmp_path), rounds(make_request, 2)
     grid = MaskedGrid(nodes, RUN)
@@ -172,6 +173,7 @@ def test_where_operators_are_named_nothing_is_written_for_an_unsigned_query(tmp_
     assert not (nodes.folders[0] / "state" / "sessions").exists()
 
 
+@pytest.mark.medium
 def test_the_plan_of_the_sum_is_charged(tmp_path: Path, make_request: Make) -> None:
     spent = []
     for name, mode in (("a", "masked"), ("b", "untrusted")):
@@ -259,6 +261,7 @@ def test_the_owners_table_refuses_a_sum_before_any_key_is_sent(
     assert nodes.claims() == [0, 0, 0, 0]
 
 
+@pytest.mark.medium
 def test_a_stranger_in_the_roster_is_refused_before_anything_is_shared(
     tmp_path: Path, make_request: Make
 ) -> None:
@@ -318,6 +321,7 @@ def test_a_server_does_not_choose_who_is_in_a_sum(tmp_path: Path, make_request: 
     assert nodes.clients == 4
 
 
+@pytest.mark.medium
 def test_keys_and_shares_travel_with_the_sum_before(tmp_path: Path, make_request: Make) -> None:
     nodes = Consortium(tmp_path)
     grid, requests = MaskedGrid(nodes, RUN), rounds(make_request, 3)
@@ -335,6 +339,7 @@ def test_keys_and_shares_travel_with_the_sum_before(tmp_path: Path, make_request
     assert not nodes.codes
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("place", "sums"), [(2, [3, 3, 4]), pytest.param(3, [4, 3, 4], marks=pytest.mark.medium),
                         pytest.param(4, [4, 4, 4], marks=pytest.mark.medium)],
@@ -353,6 +358,7 @@ def test_a_client_that_misses_keys_or_shares_misses_that_sum_only(
     assert nodes.claims() == [3, 3, 3, sum(clients == 4 for clients in sums)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("place", [2, pytest.param(3, marks=pytest.mark.medium)])
 def test_a_sum_that_too_few_have_prepared_is_begun_again(
     tmp_path: Path, make_request: Make, place: int
@@ -366,6 +372,7 @@ def test_a_sum_that_too_few_have_prepared_is_begun_again(
     assert clients_in(exchanged(nodes, grid, requests, 1)) == 4
 
 
+@pytest.mark.medium
 def test_a_sum_that_was_not_announced_begins_anew(tmp_path: Path, make_request: Make) -> None:
     nodes = Consortium(tmp_path)
     grid, requests = MaskedGrid(nodes, RUN), rounds(make_request, 3)

@@ -154,6 +154,7 @@ def _policy(policy_file: Callable[..., Path], epsilon: float, word: str) -> Node
     return NodeSettings.from_policy(read_policy(path), clients=9)
 
 
+@pytest.mark.medium
 def test_a_real_node_refuses_a_share_and_charges_it_as_its_owner_says(
     policy_file: Callable[..., Path], make_request: Make
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_bucket_is_less_than_a_fifth_empty() -> None:
         assert width == 2 ** math.ceil(math.log2(size)) if size <= 64 else width - size < width / 5
 
 
+@pytest.mark.medium
 def test_the_release_holds_the_sampled_records_and_no_others(make_request: Make) -> None:
     """Records far along one axis contribute Δ each: the total counts them."""
     n, rate = 9000, 0.2

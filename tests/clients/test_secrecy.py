@@ -151,6 +151,7 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("clip", "solver"), [(c, s) for c, _, s in KINDS[::2]])
 @pytest.mark.parametrize("change", HOSTILE, ids=lambda change: next(iter(change)))
 def test_hostile_requests_are_answered_alike_too(
@@ -299,6 +300,7 @@ def test_an_unconditional_request_uses_every_record_as_one_class(
     assert torch.equal(answer(request, shard, 6), answer(request, merged, 6))
 
 
+@pytest.mark.medium
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120, deadline=None
 )

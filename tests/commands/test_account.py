@@ -46,6 +46,7 @@ def test_libraries_and_adjacency_are_printed(capsys: pytest.CaptureFixture[str])
     assert "Adjacency: zero-out/add-remove of all records of one client" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_delta_is_1e_5_unless_given(capsys: pytest.CaptureFixture[str]) -> None:
     quick = [*_REFERENCE, "accountant=pld"]
     assert _table(capsys, *quick) == _table(capsys, *quick, "delta=1e-5")
@@ -64,6 +65,7 @@ def test_what_is_left_out_is_solved_for(capsys: pytest.CaptureFixture[str], miss
     assert found["pld"] == pytest.approx(truth, rel=room)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("arguments[0-9]-*", "arguments17-*")
 @pytest.mark.parametrize(
     ("arguments", "accountant", "eps"),

@@ -122,6 +122,7 @@ def test_a_refuted_claim_is_exit_1_and_a_sentence(
     assert "Replies hold more than their noised values." in said.out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

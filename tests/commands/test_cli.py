@@ -60,6 +60,7 @@ _WORDS = {
 }
 
 
+@pytest.mark.medium
 def test_every_command_explains_itself(tmp_path: Path) -> None:
     bare = [command for command in COMMANDS if command not in ALONE]
     lines = [*([command, "--help"] for command in COMMANDS), *([command] for command in bare)]

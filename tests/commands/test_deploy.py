@@ -170,6 +170,7 @@ def test_a_run_that_fails_is_exit_1_and_a_sentence_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

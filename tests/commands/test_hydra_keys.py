@@ -22,6 +22,7 @@ def _root(argument: str) -> object:
     return composed(["data=mnist", key]).data.root
 
 
+@pytest.mark.medium
 def test_a_quoted_path_is_read_as_it_stands() -> None:
     for path in ("/données/été 2026", "/a b/c", "~/scans", "数据", "it's"):
         assert _root(f'data.root="{path}"') == path
@@ -34,6 +35,7 @@ def test_what_hydra_can_read_is_left_to_it() -> None:
     assert overrides(typed) == typed
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "value",
     ["~/scans", "/données/été", "/scans (2)", "/d'été", '/"a"', "/a,/é", "$é", "{", "/é]", "[é",
@@ -129,6 +131,7 @@ def test_what_is_no_set_of_keys_is_refused(arguments: Sequence[str], message: st
     assert overrides(["data=mnist", "data.root=/x", "eps=1,2"], sweep=True)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("gone", GONE)
 def test_what_is_gone_is_refused_by_name_with_what_replaces_it(
     gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

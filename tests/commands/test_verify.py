@@ -48,6 +48,7 @@ def test_an_honest_run_is_verified(finished: Path, capsys: pytest.CaptureFixture
     )
 
 
+@pytest.mark.medium
 def test_a_verdict_for_a_registry(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = verify(finished, capsys, "json=true")
     verdict = json.loads(out)

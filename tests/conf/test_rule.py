@@ -43,6 +43,7 @@ def test_it_meets_the_measured_recipes_of_the_central_mode(name: str) -> None:
     assert rule["hidden"] == recipe["generator"]["hidden"]
 
 
+@pytest.mark.medium
 @pytest.mark.quick("0-*")
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 @pytest.mark.parametrize("name", ["digits", "mnist"])

@@ -88,6 +88,7 @@ def test_the_number_of_a_name_is_fixed_for_ever() -> None:
 EXPECTED = 3664484432072681533
 
 
+@pytest.mark.medium
 @given(st.lists(st.text(), unique=True, max_size=50))
 def test_numbers_are_int64_and_tell_names_apart(identifiers: list[str]) -> None:
     numbers = [number_of(identifier) for identifier in identifiers]

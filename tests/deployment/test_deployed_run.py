@@ -135,6 +135,7 @@ def failed(nodes: Nodes, config: dict[str, Any], *errors: type[Exception]) -> di
     return submitter.failure
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("overrides", [CENTRAL, LOCAL], ids=["central", "ldp"])
 def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
     tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes], overrides: tuple[str, ...],

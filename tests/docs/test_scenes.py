@@ -650,6 +650,7 @@ def _played(page: str, folder: Path, limit: float = 30, **keys: object) -> Stage
     return stage
 
 
+@pytest.mark.medium
 def test_a_scene_executes_the_text_of_its_blocks(tmp_path: Path) -> None:
     stage = _played(_PAGE, tmp_path)
     work = tmp_path / "home" / "work"

@@ -145,6 +145,7 @@ class Quieter(MeanEmbeddingAnswer):
         self.request = replace(self.request, plan=self.request.plan.with_noise(1 / 9))
 
 
+@pytest.mark.medium
 def test_the_audit_proves_much_of_its_claim_and_finds_a_third_of_the_noise() -> None:
     plan = plan_of(rate=1.0, noise_multiplier=1.5)
     [_, trade_off], leaks = audit(MeanEmbeddingAnswer, plan, ReproducibleKey(0), trials=400)

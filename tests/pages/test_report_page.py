@@ -64,6 +64,7 @@ ALIKE = ("batch clip, a capacity", "points, central", "many clients", "unconditi
 """Kinds whose pages differ from another one's in little."""
 
 
+@pytest.mark.medium
 @pytest.mark.quick("dp_sinkhorn", "laplace")
 @pytest.mark.parametrize(
     "run", [pytest.param(run, marks=pytest.mark.slow if run in ALIKE else ()) for run in RUNS]

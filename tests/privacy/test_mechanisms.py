@@ -62,6 +62,7 @@ def test_scale_and_epsilon_invert_each_other_never_to_the_owners_disadvantage(
     )
 
 
+@pytest.mark.medium
 @EVERY
 @pytest.mark.parametrize("eps", [0.5, 5.0, 25.0])
 def test_one_release_costs_what_is_claimed(name: str, eps: float) -> None:

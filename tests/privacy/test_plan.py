@@ -272,6 +272,7 @@ def test_a_solved_plan_costs_at_most_the_target(accountant):
     assert replace(solved[1], rounds=solved[1].rounds + 1).epsilon(accountant) > 10
 
 
+@pytest.mark.medium
 def test_three_consistent_values_are_accepted_and_contradictions_say_what_they_imply():
     implied = PLAN.epsilon()
     assert PrivacyPlan.solve(rate=0.2, sigma=2.0, rounds=3000, **PARTS) == PLAN
@@ -306,6 +307,7 @@ def test_no_plan_lives_at_the_edge_of_the_floats(changes, message):
         replace(PLAN, **changes)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -54,6 +54,7 @@ def exceedance(values: np.ndarray, law: str, bound: float) -> float:
     return stats.binomtest(beyond, len(values), 2 * LAWS[law].sf(bound)).pvalue
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*fast*", "gaussian-secure")
 @backends
 @laws
@@ -61,6 +62,7 @@ def test_noise_has_the_claimed_law_and_scale(backend, law):
     assert_law(noise(backend, law), LAWS[law])
 
 
+@pytest.mark.medium
 @backends
 @laws
 def test_noise_is_centred(backend, law):
@@ -90,6 +92,7 @@ def test_coordinates_are_uncorrelated(backend, law):
     assert stats.pearsonr(mixed[:-1], mixed[1:]).pvalue < REJECT
 
 
+@pytest.mark.medium
 @backends
 def test_mechanisms_release_noise_of_the_scale_they_state(backend):
     plan = PrivacyPlan.solve(

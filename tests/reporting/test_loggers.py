@@ -106,6 +106,7 @@ def test_tensorboard(tmp_path: Path, picture: Path) -> None:
     assert b"/home/somebody" not in stored
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_own_mlflow")
 def test_mlflow(tmp_path: Path, picture: Path) -> None:
     (tmp_path / "multirun.yaml").touch()  # the runs of a sweep share one mlruns/

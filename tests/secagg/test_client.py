@@ -407,6 +407,7 @@ def test_too_few_survivors_are_refused(minimum: int) -> None:
     assert len(played.client(0).survivors(named(range(least)))) == 64
 
 
+@pytest.mark.medium
 def test_too_few_survivors_around_a_client_are_refused() -> None:
     played = Sum(70).play(3)
     around, parameters = played.server._circle.around(0), played.parameters
@@ -433,6 +434,7 @@ def test_fewer_than_two_thirds_of_all_clients_signatures_are_refused() -> None:
     assert played.client(0).unmask(joined(signatures[:5]))
 
 
+@pytest.mark.medium
 def test_signatures_of_a_neighbourhood_are_not_enough_in_a_large_cohort() -> None:
     played = Sum(70).play(4)
     around = set(played.server._circle.around(0))

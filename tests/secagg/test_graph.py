@@ -62,6 +62,7 @@ def test_a_weak_neighbourhood_is_known(clients: int, k: int, threshold: int) -> 
     assert not is_secure(clients, k, threshold)
 
 
+@pytest.mark.medium
 def test_honest_survivors_are_connected_where_no_side_has_too_many_colluders() -> None:
     """The lemma by brute force: adversaries choose who drops out after they saw the circle."""
     draw, tried = random.Random(1), 0

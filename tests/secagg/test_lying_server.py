@@ -177,6 +177,7 @@ class LyingServer:
         return len(unmasking)
 
 
+@pytest.mark.medium
 @given(st.integers(0, 2**40))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_lying_server_learns_one_sum_at_most(seed: int) -> None:

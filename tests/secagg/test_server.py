@@ -41,6 +41,7 @@ def random_sums(patterns: int, seed: int) -> int:
     return dropped
 
 
+@pytest.mark.medium
 def test_the_masked_sum_is_the_plain_sum_for_random_drop_outs_in_every_trip() -> None:
     assert random_sums(60, seed=0) > 20
 
@@ -76,6 +77,7 @@ def test_a_message_is_void_below_the_minimum_of_its_sum() -> None:
     assert len(Sum(7, minimum=6).play(gone={2: [0]}).result().survivors) == 6
 
 
+@pytest.mark.medium
 def test_a_cohort_on_a_circle_adds_up_exactly() -> None:
     played = Sum(70).play(gone={0: [3], 1: [20], 2: [41]})
     assert played.parameters.neighbours < 69

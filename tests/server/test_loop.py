@@ -125,6 +125,7 @@ def test_a_run_leaves_its_files(tmp_path, make_grid, make_settings, mode):
     assert load(folder.path).shape == (1, 4, 4)
 
 
+@pytest.mark.medium
 def test_nothing_of_the_clients_is_in_the_metrics(tmp_path, make_grid, make_settings):
     """Pitfall 1: only the noised replies determine a round's line."""
     folder = folder_at(tmp_path / "run")
@@ -210,6 +211,7 @@ def test_a_resumed_run_counts_what_was_before(tmp_path, make_grid, make_settings
     assert stated["void"] == 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("noise", NOISES)
 def test_many_uses_per_message_are_counted_and_resumed_as_rounds(
     tmp_path, make_grid, make_settings, noise

@@ -167,6 +167,7 @@ def test_a_run_without_noise_protects_nothing(handed, overrides):
     assert refused(verdict_on(handed(stated)), "noise = nothing, and its plan gives none")
 
 
+@pytest.mark.medium
 def test_noise_of_a_published_seed_protects_nothing(handed):
     verdict = verdict_on(handed(promised(*CENTRAL, noise="reproducible")))
     assert (verdict.verdict, verdict.reasons) == (UNPROTECTED, [])
@@ -235,6 +236,7 @@ def test_words_of_another_version_are_the_sender_s(handed):
     assert "the words of privacy.json, which are of another version" in verdict.unvouched
 
 
+@pytest.mark.medium
 def test_what_only_the_sender_says_is_one_sentence(handed):
     of_run = "that this generator is that run's"
     carried = "that the plan was carried out, and that its noise is secret"
@@ -253,6 +255,7 @@ def test_what_only_the_sender_says_is_one_sentence(handed):
     assert verdict_on(folder, named(1)).unvouched == [of_run, "what 1 of 2 clients released"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -266,6 +269,7 @@ def test_a_delta_that_pays_alone_is_said(handed, overrides, words):
     assert [note for note in verdict.notes if words in note]
 
 
+@pytest.mark.medium
 def test_a_delta_of_a_run_that_samples_no_batch_of_a_size_is_said(handed):
     """Its plan names no number of records, and config.yaml does; a damaged one says nothing."""
     folder = handed(promised(*CENTRAL, "delta=0.01"))
@@ -323,6 +327,7 @@ def test_what_is_no_file_of_sums_ends_at_once(handed):
     assert refused(verdict_on(sums.parent), "is no file of sums")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("mode", "entry", "value"),
     [

@@ -67,6 +67,7 @@ def test_the_tolerance_would_show_another_algorithm(
     assert float((weights - other[1]).abs().max()) > 10 * TOLERANCE
 
 
+@pytest.mark.medium
 @pytest.mark.quick("published", "local")
 @pytest.mark.parametrize("name", RUNS)
 def test_geomloss_trains_the_native_generator(

@@ -79,6 +79,7 @@ def test_nominal_sizes_come_from_the_configuration(configured: Configure) -> Non
     assert strategy.nominal_records == 250
 
 
+@pytest.mark.medium
 def test_local_mode_matches_cost_and_lam_to_the_mechanism(configured: Configure) -> None:
     strategy = configured("mode=ldp", "eps=35").server.strategy
     assert isinstance(strategy, PrivatizeOnceSettings)
@@ -200,6 +201,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         configured("mode=ldp", "strategy.lam=0.5")
 
 
+@pytest.mark.medium
 @pytest.mark.quick(
     "eps=*", "rate=*", "sigma=0*", "capacity=*", "clients=*", "noise*", "mode=ldp eps*"
 )
@@ -349,6 +351,7 @@ def test_a_bad_value_is_refused_in_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("mode", "place", "value", "message"),
     [

@@ -84,6 +84,7 @@ def test_writers_are_dealt_whole_to_silos_and_a_list_selects_them(
     assert not (tmp_path / "more").exists()
 
 
+@pytest.mark.medium
 def test_by_user_needs_a_source_that_tells_users_apart(composed: Compose, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="by_user deals whole users, and this source tells none"):
         start(composed(*SMALL), tmp_path / "run")

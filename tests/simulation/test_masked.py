@@ -80,6 +80,7 @@ RUNS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.quick("record", "critics", "each class a cohort")
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_records_of_the_clients_are_not_public(keys: Sequence[str], tmp_path: Pa
     start(composed(f"start={source}", *keys), tmp_path / "again")
 
 
+@pytest.mark.medium
 def test_a_start_of_an_earlier_version_is_compared_as_well(own: Path, tmp_path: Path) -> None:
     """It had its source's classes apart, under `relabel`, and the run's in their place."""
     folder = RunFolder(own)
@@ -250,6 +251,7 @@ def test_a_start_that_draws_one_picture_is_refused_before_round_1(tmp_path: Path
     )
 
 
+@pytest.mark.medium
 def test_a_run_within_a_run_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"start=public is gone.* fedsink simulate public=true"):
         compose_config(["start=public"])

@@ -245,6 +245,7 @@ def test_the_words_say_what_is_protected_from_whom(configured: Configure, mode: 
 # --- stop and continue ----------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.quick("central-seed=null", "ldp-seed=3")
 @pytest.mark.parametrize("seed", ["seed=3", "seed=null"])
 @pytest.mark.parametrize("mode", ["central", "ldp"])

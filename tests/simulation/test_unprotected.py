@@ -53,6 +53,7 @@ def test_noise_is_all_that_is_missing(configured: Configure) -> None:
     assert plain.clip.name == noised.clip.name
 
 
+@pytest.mark.medium
 def test_a_policy_is_refused_before_anything_runs(configured: Configure, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a policy always refuses it"):
         configured("eps=inf", f"policy={write_policy(tmp_path)}")

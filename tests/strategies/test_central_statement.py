@@ -170,6 +170,7 @@ def test_tolerated_shares_count_as_gone_beside_colluders():
     assert stated["noise_share"]["tolerate_dropouts"] == 4
 
 
+@pytest.mark.medium
 def test_every_assumption_is_named_and_the_text_promises_no_more():
     stated = _stated(100)
     assumed = stated["noise_share"]["assumptions"]

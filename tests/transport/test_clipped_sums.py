@@ -192,6 +192,7 @@ def test_what_stands_in_an_empty_place_leaves_no_trace() -> None:
     assert not p["mask"][:, 1].any()
 
 
+@pytest.mark.medium
 @settings(max_examples=400)
 @given(problem=problems(), bound=WIDE_BOUNDS)
 def test_each_place_contributes_at_most_the_bound(problem: dict[str, Any], bound: float) -> None:
@@ -203,6 +204,7 @@ def test_each_place_contributes_at_most_the_bound(problem: dict[str, Any], bound
         assert squared_distance(field, torch.zeros_like(field)) <= Fraction(bound) ** 2
 
 
+@pytest.mark.medium
 @settings(max_examples=400)
 @given(problem=problems(), bound=WIDE_BOUNDS)
 def test_no_place_changes_another_ones_contribution(problem: dict[str, Any], bound: float) -> None:

@@ -259,6 +259,7 @@ def pair(*batch: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("debias", [False, True])
 @pytest.mark.parametrize("cost", ["squared_l2", "l1", Mixed(0.5)])
 def test_the_loss_has_the_gradient_of_finite_differences(

@@ -100,6 +100,7 @@ def test_primal_cost_tends_to_unregularised_transport() -> None:
     assert float(solution.dual_cost) >= exact - 1e-9
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize(
     ("lam", "dtype", "near"),

@@ -102,6 +102,7 @@ def digests(path: Path, run: str) -> list[bytes]:
     return [digest for (digest,) in found]
 
 
+@pytest.mark.medium
 def test_every_charge_is_carried_over(old: Path) -> None:
     assert set(SPENT) == {
         ("ward", "add-remove"), ("ward", "replace-one"), ("ward", "client"),
@@ -158,6 +159,7 @@ def test_a_run_that_paid_in_part_is_charged_whole_on_top_when_it_goes_on(old: Pa
     assert delta == pytest.approx(before[1] + 1e-6, rel=1e-12)
 
 
+@pytest.mark.medium
 def test_a_run_under_a_filter_is_charged_whole_on_top_when_it_goes_on(old: Path) -> None:
     last = replace(PLAN, noise_multiplier=3.0)
     ledger = Ledger(old)

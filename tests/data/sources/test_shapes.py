@@ -62,6 +62,7 @@ def test_other_sizes() -> None:
     assert load(spec((3, 16, 24)), "test").values.shape == (4000, 3, 16, 24)
 
 
+@pytest.mark.medium
 def test_other_classes_have_other_pictures() -> None:
     """Public shapes share no draw with private ones: no place, size, hue or ground."""
     names = ("cool star", *CLASSES[1:])

@@ -37,6 +37,7 @@ CELEBA = (200 / 162770, 0.8)
 # The reference table of the published settings (DP-Sinkhorn, Section 5).
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("uses", "rdp", "pld"),
     [(100_000, 1.243, 1.138), (1_000_000, 4.444, 4.114), (3_400_000, 9.085, 8.463)],
@@ -84,6 +85,7 @@ def test_published_celeba_run_costs_far_more_than_ten(delta, pld, rdp):
     assert rdp_epsilon(*CELEBA, 1_100_000, delta) == pytest.approx(rdp, abs=0.06)
 
 
+@pytest.mark.medium
 def test_grid_trap_a_single_grid_is_wrong_over_millions_of_compositions():
     """T = 4,467,993 costs 9.999; a grid of 1e-3 says 11.25 and one of 1e-5 says 10.23."""
     uses = 4_467_993
@@ -99,6 +101,7 @@ def test_grid_trap_too_fine_a_grid_accumulates_error():
 # GS-WGAN (mathematics of Chen et al. 2020): 20,000 iterations at σ = 1.07, batches of 32 rows.
 
 
+@pytest.mark.medium
 def test_gs_wgan_as_published_counts_every_row_as_its_own_sample():
     ledger = dp_accounting.rdp.RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -170,6 +173,7 @@ def test_small_losses_over_many_uses_are_not_rounded_up_by_the_grid():
     assert many == pytest.approx(few, rel=0.12)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("delta", [1e-7, 1e-9, 1e-11, 6e-12, 1e-13])
 def test_pld_is_an_upper_bound_at_any_delta(delta):
     """At a rate that is 1 but for a billionth the exact Gaussian is a lower bound, nearly."""

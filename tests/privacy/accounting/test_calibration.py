@@ -74,12 +74,14 @@ def test_a_rate_that_need_not_be_bounded_is_one():
     assert rate_for(10, sigma=5.0, uses=2, delta=1e-5) == 1.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("above", [1.0000001, 1.0005, 1.002])
 def test_a_target_that_just_pays_for_one_use_is_one_use(above):
     one = pld_epsilon(0.1, 1.0, 1, 1e-5)
     assert uses_for(one * above, rate=0.1, sigma=1.0, delta=1e-5) == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("clip", [BatchClip(1.0), RecordClip(1.0)])
 @pytest.mark.parametrize(
     "adjacency", ["add-remove", pytest.param("replace-one", marks=pytest.mark.medium)]

@@ -37,6 +37,7 @@ def test_the_bound_covers_the_simulated_chance_that_a_record_meets_a_full_batch(
     assert met - error <= bound <= 1.3 * (met + error)
 
 
+@pytest.mark.medium
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_a_smaller_shard_overflows_less(fewer, more):
     fewer, more = sorted((fewer, more))

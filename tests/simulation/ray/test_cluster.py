@@ -131,6 +131,7 @@ def test_a_key_of_the_cluster_that_cannot_be_meant_is_refused(
         configured("seed=0", "engine=ray", *overrides.split(), small=False)
 
 
+@pytest.mark.medium
 def test_a_cluster_may_have_gpus_where_this_machine_has_none(
     configured: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

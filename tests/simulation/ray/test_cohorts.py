@@ -102,6 +102,7 @@ def test_a_lost_actor_is_replaced_and_its_work_is_asked_again() -> None:
     assert [actor.number for actor in of.actors] == [0, 3, 2]
 
 
+@pytest.mark.medium
 def test_an_actor_that_dies_at_its_start_is_replaced_while_others_wait() -> None:
     """Ray may have put it on a node that was going down."""
     ray = Played(stillborn=[1], waiting=[2, 3])

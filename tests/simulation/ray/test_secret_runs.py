@@ -42,6 +42,7 @@ def test_no_file_of_this_disk_is_named_to_other_machines(
     assert (lent.key_file, lent.ledger, lent.policy) == (None, None, None)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kept", ["noise=secure", "policy="])
 def test_what_must_be_stored_here_is_not_answered_elsewhere(
     configured: Configure, tmp_path: Path, kept: str

@@ -169,6 +169,7 @@ def hostile(request: ParameterRequest, change: dict[str, Tensor]) -> ParameterRe
     return request
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("capacity", [None, 12])
 @pytest.mark.parametrize("clip", ["record", "batch"])
 @pytest.mark.parametrize("change", HOSTILE, ids=lambda change: next(iter(change), "honest"))
