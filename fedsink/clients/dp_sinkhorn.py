@@ -121,7 +121,8 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
                 for purpose in ("sample", "noise")
             )
             totals = client_totals(requests, pool, clients, samples)
-            released.append(requests[0].release_each(totals, noise))
+            clipped = requests[0].plan.clip.vouch(totals)
+            released.append(requests[0].release_each(clipped, noise))
         return torch.stack(released, dim=1)
 
     @property
@@ -138,7 +139,7 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
             samples = [task.stream("sample", request.round, use) for task in tasks]
             total = client_totals([request] * len(tasks), pool, clients, samples, pooled=True)
             noise = tasks[0].stream("noise", request.round, use)
-            sums.append(request.release_sum(total, noise, noise_of))
+            sums.append(request.release_sum(request.plan.clip.vouch(total), noise, noise_of))
         return torch.stack(sums)
 
     @classmethod
@@ -215,7 +216,7 @@ def client_gradient(
         With a capacity, the operations after the draw depend only on the request.
     """
     total = client_total(request, shard, stream("sample"))  # steps 1 to 4
-    return request.release(total, stream("noise"))
+    return request.release(request.plan.clip.vouch(total), stream("noise"))
 
 
 def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:

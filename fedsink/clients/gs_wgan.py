@@ -214,7 +214,7 @@ def critic_gradients(
     for state, place in zip(trained, kept, strict=True):
         place.put(request.round, state.to_tensors())
     noise = [task.stream("noise", request.round) for task in tasks]
-    return request.release_each(totals, noise)
+    return request.release_each(clip.vouch(totals), noise)
 
 
 def dealt(request: CriticRequest, pool: Pool, clients: slice) -> Parts:

@@ -14,7 +14,7 @@ from fedsink.privacy.accounting.comparison import solve_account
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
-from fedsink.privacy.clips import BatchClip, Clip, CriticClip, RecordClip, RowClip
+from fedsink.privacy.clips import BatchClip, Clip, Clipped, CriticClip, RecordClip, RowClip
 from fedsink.privacy.mechanisms import (
     LOCAL_MECHANISMS,
     GaussianMechanism,
@@ -38,6 +38,7 @@ from fedsink.privacy.sampling import (
     Schedule,
     TurnSchedule,
 )
+from fedsink.privacy.steps import NoiseKey, Step
 
 __all__ = [
     "ACCOUNTANTS",
@@ -49,6 +50,7 @@ __all__ = [
     "CentralPlan",
     "ClassSchedule",
     "Clip",
+    "Clipped",
     "Cost",
     "CriticClip",
     "EntropyKey",
@@ -58,6 +60,7 @@ __all__ = [
     "LaplaceMechanism",
     "LocalMechanism",
     "MatchedCost",
+    "NoiseKey",
     "NoiseShare",
     "PickSchedule",
     "PoissonSampler",
@@ -70,6 +73,7 @@ __all__ = [
     "Schedule",
     "SecretKey",
     "SecureStream",
+    "Step",
     "Stream",
     "TurnSchedule",
     "UnprotectedPlan",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -34,6 +34,9 @@ _SMALLEST = 2.0**-1000
 # With more critics the rounding of their sum could exceed the room below the bound.
 MOST_CRITICS = 1 << 14
 MOST_ROWS = 1 << 20
+_MOST_RECORDS = 1 << 22  # whose integers, of 40 bits each, add up within 63
+# No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.
+UNREACHED = 2.0**100
 
 
 @dataclass(frozen=True)
@@ -102,15 +105,108 @@ class Clip(ABC):
         """True if a full batch changes a record's effect; δ then includes its probability."""
         return self.per_record and capacity is not None and adjacency != CLIENT
 
+    def vouch(self, total: torch.Tensor) -> Clipped:
+        """The total as `Clipped`, for code whose own guarantee is this clip's sensitivity.
+
+        `fedsink.transport.clipped_sums` is such code; a total of anything else is not private.
+        """
+        return Clipped(self, total, made_by=_A_CLIP)
+
     def to_dict(self) -> dict[str, Any]:
         """The clip as JSON-able values; `clip_from_dict` gives the same clip back."""
         return {"name": self.name, **asdict(self)}
+
+
+_A_CLIP = object()  # what only clips hand over
+
+
+@dataclass(frozen=True, eq=False)
+class Clipped:
+    """Clipped contributions of one round, all that a plan releases.
+
+    Only a clip makes one. It is no tensor: `+` joins the totals of disjoint records under one
+    record clip, and there is no other arithmetic. What the type does not show is that the gradients
+    came from the round's sample, and that each depends on one record alone.
+
+    Attributes:
+        clip: the clip that was applied.
+        total: the clipped total, or totals of several clients, (...).
+        parts: name and shape of each tensor where a mapping was clipped as one vector.
+    """
+
+    clip: Clip
+    total: torch.Tensor
+    parts: tuple[tuple[str, torch.Size], ...] | None = None
+    made_by: InitVar[object] = None
+
+    def __post_init__(self, made_by: object) -> None:
+        if made_by is not _A_CLIP:
+            raise PrivacyError(
+                "a Clipped is made by a clip: call RecordClip(…).sum(gradients) or "
+                "BatchClip(…).clip(gradient)."
+            )
+
+    def __add__(self, other: object) -> Clipped:
+        if not isinstance(other, Clipped):
+            return NotImplemented
+        if not self.clip.per_record or self.clip != other.clip:
+            raise PrivacyError(
+                "only totals of disjoint records under one record clip add up, received "
+                f"{self.clip} and {other.clip}: release each by itself."
+            )
+        if self.parts != other.parts or self.total.shape != other.total.shape:
+            raise PrivacyError("totals that add up have the same shapes.")
+        return replace(self, total=self.total + other.total, made_by=_A_CLIP)
+
+    def __radd__(self, other: object) -> Clipped:
+        return self if type(other) is int and other == 0 else NotImplemented  # `sum` begins with 0
+
+    def formed(self, values: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Returns values of the total's shape in the form of what was clipped."""
+        if self.parts is None:
+            return values
+        sizes = [shape.numel() for _, shape in self.parts]
+        pieces = zip(self.parts, values.split(sizes), strict=True)
+        return {name: piece.reshape(shape) for (name, shape), piece in pieces}
+
+
+Gradients = torch.Tensor | Mapping[str, torch.Tensor]
+
+
+def _flat(gradients: Gradients, leading: int) -> tuple[torch.Tensor, Any]:
+    """Returns gradients as rows, with the parts to form them again; `leading` axes are no part."""
+    if isinstance(gradients, torch.Tensor):
+        _check_type(gradients)
+        return gradients, None
+    if not gradients:
+        raise PrivacyError("there is nothing to clip: the mapping of gradients is empty.")
+    for values in gradients.values():
+        _check_type(values)
+    parts = tuple((name, values.shape[leading:]) for name, values in gradients.items())
+    rows = [values.to(torch.float64).flatten(leading) for values in gradients.values()]
+    return torch.cat(rows, dim=leading), parts
 
 
 def refuse_infinite(total: torch.Tensor) -> None:
     """Refuses to release a total that no clip has made finite; raises PrivacyError."""
     if not bool(torch.isfinite(total).all()):
         raise PrivacyError("the total to release is not finite: clip it before releasing.")
+
+
+def clipped_by(clip: Clip, total: Clipped) -> torch.Tensor:
+    """Returns the values of a total that this clip has made; raises PrivacyError for any other."""
+    if not isinstance(total, Clipped):
+        raise PrivacyError(
+            f"only a Clipped is released, received {type(total).__name__}: call the plan's "
+            f"clip, {type(clip).__name__}, on the gradients."
+        )
+    if total.clip != clip:
+        raise PrivacyError(
+            f"the total was made by {total.clip}, and the plan accounts for {clip}: clip with "
+            "plan.clip."
+        )
+    refuse_infinite(total.total)
+    return total.total
 
 
 def shrunk(
@@ -219,6 +315,11 @@ class BatchClip(ClipOfRecords):
         """Δ, whatever the batch."""
         return self.bound
 
+    def clip(self, gradient: Gradients) -> Clipped:
+        """The whole gradient of a batch, clipped; the tensors of a mapping have one joint norm."""
+        whole, parts = _flat(gradient, 0)
+        return Clipped(self, self.apply(whole.to(torch.float64)), parts, made_by=_A_CLIP)
+
     def apply(self, gradient: torch.Tensor) -> torch.Tensor:
         """The clipped gradient, same shape and dtype; computed in float64 and cast last.
 
@@ -252,6 +353,35 @@ class RecordClip(ClipOfRecords):
 
     name: ClassVar[str] = "record"
     per_record: ClassVar[bool] = True
+
+    def sum(self, gradients: Gradients) -> Clipped:
+        """Σ_j clip(g_j, Δ) over the records of a sample; there may be none of them.
+
+        Clipped entries are rounded towards 0 to multiples of Δ·2⁻⁴⁰ and added as integers, so that
+        a record changes the sum by its own contribution exactly, in whatever order.
+
+        Args:
+            gradients: one gradient a record, (B, ...), float32 or float64, or a mapping of such
+                tensors, whose parts have one joint norm for each record.
+
+        Raises:
+            PrivacyError: A gradient is of another type, the tensors disagree on B, or there are
+                more than 2²² records.
+        """
+        rows, parts = _flat(gradients, 1)
+        if len(rows) > _MOST_RECORDS:
+            raise PrivacyError(
+                f"a sum has at most {_MOST_RECORDS} records, received {len(rows)}: lower the rate."
+            )
+        shape = rows.shape[1:]
+        clipped = shrunk(rows.reshape(len(rows), shape.numel()), self.bound)
+        if self.bound < UNREACHED:
+            grain = self.bound * 2.0**-40
+            total = (clipped / grain).trunc().to(torch.int64).sum(0).to(torch.float64) * grain
+        else:  # a plan that protects nothing
+            total = clipped.sum(0)
+        return Clipped(self, total.reshape(shape), parts, made_by=_A_CLIP)
+
     replacement: ClassVar[str] = "opposite"
 
     @property

@@ -56,7 +56,7 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import domain
-from fedsink.privacy.clips import refuse_infinite, shrunk
+from fedsink.privacy.clips import Clipped, clipped_by, refuse_infinite, shrunk
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.randomness.noise import SMOOTHING, Stream, integers_each
 from fedsink.values import privacy_checks as checks
@@ -269,24 +269,23 @@ class IntegerGaussian:
         tail = (room / self.scale) ** 2 / (2.0 * cohort)
         return min(1.0, 2.0 * self.size * math.exp(-min(tail, 600.0)))  # never 0 by underflow
 
-    def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
+    def release(self, total: Clipped, stream: Stream) -> torch.Tensor:
         """`release_each` of one total."""
-        return self.release_each(total.unsqueeze(0), [stream]).squeeze(0)
+        one = self.plan.clip.vouch(clipped_by(self.plan.clip, total).unsqueeze(0))
+        return self.release_each(one, [stream]).squeeze(0)
 
-    def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
+    def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
         """Integers of several totals with a share of the noise each, modulo 2^b.
 
         The totals are (k, ...), of d values each; the streams, one for each client and use, were
         never used before. Returns (k, ...) int64 on the CPU, centred.
         """
-        self._check(totals)
-        integers = self.fixed_point.rounded(totals).cpu()
+        values = self._checked(totals)
+        integers = self.fixed_point.rounded(values).cpu()
         noise = integers_each(streams, self.size, self.scale)
         return self.fixed_point.wrapped(integers + noise.reshape(integers.shape))
 
-    def release_sum(
-        self, totals: torch.Tensor, noise: Stream | None, cohort: int = 0
-    ) -> torch.Tensor:
+    def release_sum(self, totals: Clipped, noise: Stream | None, cohort: int = 0) -> torch.Tensor:
         """Integers of totals added up, with the noise of a whole cohort's sum, or none of it.
 
         The law is that of a sum of `cohort` shares but for the divergence of step 2: one discrete
@@ -298,18 +297,19 @@ class IntegerGaussian:
         sum, or None where another part of it carries the noise; the whole sum is of m = `cohort`
         clients. Returns (...) int64 on the CPU, not reduced.
         """
-        self._check(totals)
-        integers = self.fixed_point.nearest(totals).cpu().sum(0)
+        integers = self.fixed_point.nearest(self._checked(totals)).cpu().sum(0)
         if noise is None:
             return integers
         scale = math.sqrt(cohort) * self.scale
         return integers + noise.integers(self.size, scale).reshape(integers.shape)
 
-    def _check(self, totals: torch.Tensor) -> None:
-        if totals[0].numel() != self.size:
+    def _checked(self, totals: Clipped) -> torch.Tensor:
+        values = clipped_by(self.plan.clip, totals)
+        if values[0].numel() != self.size:
             raise PrivacyError(
-                f"the mechanism is for {self.size} values a use, received {totals[0].numel()}."
+                f"the mechanism is for {self.size} values a use, received {values[0].numel()}."
             )
+        return values
 
 
 def _sensitivity(plan: PrivacyPlan, grid: FixedPoint, size: int) -> float:

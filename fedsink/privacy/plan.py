@@ -15,8 +15,11 @@ any two of ε, σ and rounds give the third. `UnprotectedPlan` is for ceilings o
 
 In every round a client clips and sums, and releases its total through the plan:
 
->>> plan.release(torch.zeros(2, 3), Stream(b"key", "noise", 1)).shape
+>>> clipped = plan.clip.sum(torch.ones(5, 2, 3))
+>>> plan.release(clipped, Stream(b"key", "noise", 1)).shape
 torch.Size([2, 3])
+
+`PrivacyPlan.steps` does this for a loop of one's own (`fedsink.privacy.steps`).
 
 `fedsink.privacy.accounting.cost` computes ε from (q, σ, T) under each adjacency.
 """
@@ -24,9 +27,9 @@ torch.Size([2, 3])
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -36,16 +39,24 @@ from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
-from fedsink.privacy.clips import CLIPS, Clip, clip_from_dict, refuse_infinite
+from fedsink.privacy.clips import CLIPS, UNREACHED, Clip, Clipped, clip_from_dict, clipped_by
 from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
-from fedsink.privacy.sampling import SCHEDULES, PoissonSampler, Schedule, schedule_from_dict
+from fedsink.privacy.sampling import (
+    SCHEDULES,
+    JointSchedule,
+    PoissonSampler,
+    Schedule,
+    schedule_from_dict,
+)
 from fedsink.values import privacy_checks as checks
 
+if TYPE_CHECKING:
+    from fedsink.privacy.steps import NoiseKey, Step
+
+JOINT = JointSchedule()
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
 _AS_STATED = 0.99  # a plan that costs less than a stated ε is not the one that was stated
 _CURVE_STEP = 1.25  # from one number of uses that `epsilon_after` prices exactly to the next
-# No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.
-UNREACHED = 2.0**100
 
 
 @dataclass(frozen=True)
@@ -252,23 +263,45 @@ class PrivacyPlan:
             return self
         return replace(self, noise_multiplier=self.noise_multiplier * math.sqrt(variance))
 
-    def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """`total` + N(0, noise_std² I) in float64, returned as float32 on the same device.
+    def release(self, total: Clipped, stream: Stream) -> torch.Tensor:
+        """The clipped total + N(0, noise_std² I) in float64, as float32 on the same device.
 
         Args:
-            total: a clipped gradient or a sum of clipped contributions, of any shape.
+            total: what the plan's clip made of a round's gradients.
             stream: a stream for only this client and round; never one used before.
 
         Raises:
-            PrivacyError: If the total holds a non-finite entry; it was not clipped.
+            PrivacyError: If the total is none of this clip's, or holds a non-finite entry.
         """
-        refuse_infinite(total)
-        return stream.add_gaussian(total, self.noise_std)
+        return stream.add_gaussian(clipped_by(self.clip, total), self.noise_std)
 
-    def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
+    def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
         """`release` of several totals, (k, ...), each with its own stream: of all, or of none."""
-        refuse_infinite(totals)
-        return add_gaussian_each(streams, totals, self.noise_std)
+        return add_gaussian_each(streams, clipped_by(self.clip, totals), self.noise_std)
+
+    def steps(self, key: NoiseKey, client: int = 0, after: int = 0) -> Iterator[Step]:
+        """Yields the plan's rounds after the first `after` ones, for a loop of one's own.
+
+        Each `Step` gives the secret sample of one round, and releases one clipped total of it. All
+        records take part in every round, as a joint schedule has it.
+
+        Args:
+            key: of samples and noise; it gives each round of a client once.
+            client: number of the client whose records these are, where several share the key.
+            after: number of rounds that the key has given this client before.
+
+        Raises:
+            PrivacyError: If the schedule is not joint, the key has given other rounds, or, in the
+                loop, a round was left without its release.
+        """
+        if not isinstance(self.schedule, JointSchedule):
+            raise PrivacyError(
+                f"a loop of one's own has a joint schedule, received {self.schedule.name}: its "
+                "rounds differ in the records that take part."
+            )
+        from fedsink.privacy.steps import steps
+
+        return steps(self, key, client, after)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `from_dict` gives the same plan back."""
@@ -297,8 +330,8 @@ class PrivacyPlan:
         *,
         rate: float,
         clip: Clip,
-        schedule: Schedule,
         delta: float,
+        schedule: Schedule = JOINT,
         eps: float | None = None,
         sigma: float | None = None,
         rounds: int | None = None,
@@ -314,8 +347,8 @@ class PrivacyPlan:
         Args:
             rate: q in (0, 1].
             clip: as in the plan.
-            schedule: as in the plan.
             delta: δ in (0, 1).
+            schedule: as in the plan; joint: every record may take part in every round.
             eps: target ε of the whole run under `adjacency`; a plan that is solved for costs at
                 most this much.
             sigma: noise multiplier; never rounded down where it is solved for.
@@ -432,13 +465,13 @@ class UnprotectedPlan:
         """Returns this plan: there is no noise to scale."""
         return self
 
-    def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """`total` itself, as float32."""
-        return total.to(torch.float32)
+    def release(self, total: Clipped, stream: Stream) -> torch.Tensor:
+        """The total itself, as float32."""
+        return total.total.to(torch.float32)
 
-    def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
+    def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
         """The totals of several clients themselves, as float32."""
-        return totals.to(torch.float32)
+        return totals.total.to(torch.float32)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `from_dict` gives the same plan back."""

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import domain
+from fedsink.privacy.clips import Clipped
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.plan import CentralPlan
 from fedsink.privacy.randomness.noise import Stream
@@ -198,17 +199,17 @@ class CentralRequest(Packable):
             return None
         return IntegerGaussian(self.plan, self.share, self.fixed_point, size)
 
-    def release(self, total: Tensor, stream: Stream) -> Tensor:
+    def release(self, total: Clipped, stream: Stream) -> Tensor:
         """Returns a client's total with its noise: float32, or int64 where the noise is shared."""
-        shared = self.shared_noise(total.numel())
+        shared = self.shared_noise(total.total.numel())
         return (self.plan if shared is None else shared).release(total, stream)
 
-    def release_each(self, totals: Tensor, streams: Sequence[Stream]) -> Tensor:
+    def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> Tensor:
         """Returns the totals of several clients, (k, ...), each as by `release`."""
-        shared = self.shared_noise(totals[0].numel())
+        shared = self.shared_noise(totals.total[0].numel())
         return (self.plan if shared is None else shared).release_each(totals, streams)
 
-    def release_sum(self, total: Tensor, stream: Stream, cohort: int) -> Tensor:
+    def release_sum(self, total: Clipped, stream: Stream, cohort: int) -> Tensor:
         """Returns a part of a cohort's sum, see `IntegerGaussian.release_sum`.
 
         Args:
@@ -216,7 +217,7 @@ class CentralRequest(Packable):
             stream: of the cohort's noise.
             cohort: number of clients whose noise the part holds; 0: another part holds it.
         """
-        shared = self.shared_noise(total.numel())
+        shared = self.shared_noise(total.total.numel())
         if shared is None:
             raise ValueError("Only integers are added up before they are released.")
         return shared.release_sum(total, stream if cohort else None, cohort)

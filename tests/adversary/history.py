@@ -31,7 +31,7 @@ from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
-from fedsink.privacy import ADJACENCIES, Stream
+from fedsink.privacy import ADJACENCIES, Clipped, Stream
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import unpack_requests
 from fedsink.protocol.failure_codes import MEANING
@@ -403,11 +403,11 @@ class History:
     def _watched(self, release: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Calls the real release, after a look at the total that gets noise."""
 
-        def watched(plan: PrivacyPlan, totals: Tensor, streams: Any) -> Tensor:
+        def watched(plan: PrivacyPlan, totals: Clipped, streams: Any) -> Tensor:
             if isinstance(streams, Coupled):
-                each = [(totals, streams)]
+                each = [(totals.total, streams)]
             else:
-                each = list(zip(totals, streams, strict=True))
+                each = list(zip(totals.total, streams, strict=True))
             for total, stream in each:
                 self._at.saw(Use(total.detach().clone(), plan.noise_std, stream.origin))
             return release(plan, totals, streams)

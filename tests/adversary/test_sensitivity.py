@@ -13,7 +13,7 @@ import torch
 from fedsink_papers.parameter_gradient.request import ParameterRequest
 
 from fedsink.clients.shard import Shard
-from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream, domain
+from fedsink.privacy import BatchClip, Clipped, PrivacyPlan, RecordClip, Stream, domain
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED
 from fedsink.protocol.packing import unpack
@@ -153,9 +153,9 @@ def test_noise_is_added_in_float64_before_the_one_cast_to_float32(
         drawn.append(normal(self, *shape))
         return drawn[-1]
 
-    def releasing(self: PrivacyPlan, total: torch.Tensor, stream: Stream) -> torch.Tensor:
+    def releasing(self: PrivacyPlan, total: Clipped, stream: Stream) -> torch.Tensor:
         released = release(self, total, stream)
-        wanted.append((total.double() + self.noise_std * drawn[-1]).to(torch.float32))
+        wanted.append((total.total.double() + self.noise_std * drawn[-1]).to(torch.float32))
         return released
 
     monkeypatch.setattr(Stream, "normal", drawing)

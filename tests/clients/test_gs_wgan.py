@@ -354,9 +354,8 @@ def test_the_shape_of_a_reply_is_the_requests_and_an_empty_client_answers(
     """The reply on zero records is only noise."""
     empty = node_with(settings, Shard(torch.zeros(0, SIZE), torch.zeros(0).long()))
     asked = request()
-    noise = asked.plan.release(
-        torch.zeros(ROWS, SIZE), empty._key.stream("noise", client=0, round=1)
-    )
+    nothing = asked.plan.clip.vouch(torch.zeros(ROWS, SIZE))
+    noise = asked.plan.release(nothing, empty._key.stream("noise", client=0, round=1))
     assert torch.equal(replied(empty, asked), noise)
     assert replied(node_with(settings, records(5)), asked).shape == noise.shape
 

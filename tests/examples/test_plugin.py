@@ -100,7 +100,7 @@ def test_one_record_moves_the_total_by_at_most_the_sensitivity(
     request = request_of(plan_of(rate=1.0))
     values, labels = torch.tensor(records)[:, :2], torch.tensor(records)[:, 2].long()
     more, fewer = (
-        feature_sums(request, Shard(values[kept:], labels[kept:]), Stream(b"key"))
+        feature_sums(request, Shard(values[kept:], labels[kept:]), Stream(b"key")).total
         for kept in (0, 1)
     )
     assert float((more - fewer).norm()) <= request.plan.sensitivity
@@ -129,7 +129,7 @@ def test_a_reply_is_the_total_with_the_plans_noise() -> None:
 
     task: Any = Keyed(shard)
     [released] = MeanEmbeddingAnswer([request]).compute(task)
-    noise = (released - feature_sums(request, shard, task.stream("sample", 1))).flatten()
+    noise = (released - feature_sums(request, shard, task.stream("sample", 1)).total).flatten()
     for factor, accepted in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         pvalue = stats.kstest(noise.numpy(), "norm", args=(0.0, 1.7 * factor)).pvalue
         assert pvalue > 1e-3 if accepted else pvalue < 1e-9

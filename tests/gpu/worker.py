@@ -26,7 +26,8 @@ def main() -> None:
     def play(round: int) -> bool:
         requests = asked[round - 1]
         noise = streams(clients, "noise", round)
-        replies = requests[0].own_plan.release_each(totals(requests, pool), noise).cpu()
+        plan = requests[0].own_plan
+        replies = plan.release_each(plan.clip.vouch(totals(requests, pool)), noise).cpu()
         return bool(replies.isfinite().all())
 
     for round in range(1, 4):

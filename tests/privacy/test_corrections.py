@@ -25,7 +25,7 @@ def test_correction_1_the_noise_is_two_delta_sigma_and_the_theorems_reading_cost
     """Theorem 4.1 states N(0, Δ²σ²); Algorithm 1 adds 2Δσ, and only that gives ε = 10."""
     plan = PrivacyPlan(1 / 1200, 1.1, 3_400_000, BatchClip(0.5), JointSchedule(), 1e-5)
     assert plan.noise_std == pytest.approx(1.1)  # the paper's 2 · 0.5 · 1.1 per pixel
-    noise = plan.release(torch.zeros(50_000), Stream(b"key"))
+    noise = plan.release(plan.clip.vouch(torch.zeros(50_000)), Stream(b"key"))
     assert float(noise.std()) == pytest.approx(1.1, rel=0.02)
     half = plan.noise_multiplier / 2  # std Δσ against a sensitivity of 2Δ
     assert pld_epsilon_on_grid(plan.rate, half, plan.uses, 1e-5, 1e-4) == pytest.approx(61, abs=1)

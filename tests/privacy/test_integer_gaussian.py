@@ -244,28 +244,30 @@ def test_a_sum_and_a_reply_have_the_multipliers_that_are_charged(shares, size, c
 def test_noise_is_independent_and_of_the_stated_size():
     totals = torch.zeros(4, 60, 100)
     streams = [Stream(b"key", number) for number in range(4)]
-    released = SHARED.release_each(totals, streams)
+    released = SHARED.release_each(SHARED.plan.clip.vouch(totals), streams)
     assert released.dtype == torch.int64
     values = GRID.decoded(released).flatten(1)
     assert_law(values, stats.norm(scale=SHARED.std), reject=1e-12)
     correlations = torch.corrcoef(values) - torch.eye(4)
     assert float(correlations.abs().amax()) < 6 / 6000**0.5
     assert SHARED.std > PLAN.noise_std / 10**0.5
-    again = SHARED.release(totals[1], Stream(b"key", 1))
+    again = SHARED.release(SHARED.plan.clip.vouch(totals[1]), Stream(b"key", 1))
     assert torch.equal(again, released[1])
 
 
 def test_a_release_is_the_rounded_total_and_noise():
     totals = torch.randn(2, 6000, generator=torch.Generator().manual_seed(0)).double()
-    zeros = SHARED.release_each(torch.zeros_like(totals), [Stream(b"a"), Stream(b"b")])
-    released = SHARED.release_each(totals, [Stream(b"a"), Stream(b"b")])
+    zeros = SHARED.release_each(
+        SHARED.plan.clip.vouch(torch.zeros_like(totals)), [Stream(b"a"), Stream(b"b")]
+    )
+    released = SHARED.release_each(SHARED.plan.clip.vouch(totals), [Stream(b"a"), Stream(b"b")])
     assert torch.equal(GRID.wrapped(released - zeros), GRID.rounded(totals))
 
 
 def test_a_drawn_sum_has_the_noise_of_all_shares_once():
     totals = torch.zeros(3, 6000)
-    assert not bool(SHARED.release_sum(totals, None).any())
-    noise = GRID.decoded(SHARED.release_sum(totals, Stream(b"sum"), 12))
+    assert not bool(SHARED.release_sum(SHARED.plan.clip.vouch(totals), None).any())
+    noise = GRID.decoded(SHARED.release_sum(SHARED.plan.clip.vouch(totals), Stream(b"sum"), 12))
     assert_law(noise, stats.norm(scale=12**0.5 * SHARED.std), reject=1e-12)
 
 
@@ -273,16 +275,16 @@ def test_a_drawn_sum_of_many_clients_may_be_longer_than_one_client_s_total():
     direction = torch.full((6000,), 6000**-0.5, dtype=torch.float64)
     for reach in (0.5, 1.0, 2.0, 100.0):
         total = reach * SHARED.fixed_point.radius * direction
-        found = GRID.decoded(SHARED.release_sum(total.unsqueeze(0), None))
+        found = GRID.decoded(SHARED.release_sum(SHARED.plan.clip.vouch(total.unsqueeze(0)), None))
         torch.testing.assert_close(found, total, rtol=0, atol=GRID.granularity)
 
 
 def test_nothing_is_released_of_a_total_that_is_not_finite_or_of_another_size():
     for value in (math.nan, math.inf):
         with pytest.raises(PrivacyError, match="not finite"):
-            SHARED.release(torch.full((6000,), value), Stream(b"key"))
+            SHARED.release(SHARED.plan.clip.vouch(torch.full((6000,), value)), Stream(b"key"))
     with pytest.raises(PrivacyError, match="for 6000 values a use, received 5999"):
-        SHARED.release(torch.zeros(5999), Stream(b"key"))
+        SHARED.release(SHARED.plan.clip.vouch(torch.zeros(5999)), Stream(b"key"))
 
 
 @pytest.mark.parametrize("bits", [24, 28, 32, 48, 60])

@@ -100,16 +100,16 @@ def test_epsilon_after_refuses_rounds_outside_the_plan():
 
 def test_release_adds_to_the_total_as_float32():
     total = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
-    noise = PLAN.release(torch.zeros(2, 3), Stream(b"key"))
-    released = PLAN.release(total, Stream(b"key"))
+    noise = PLAN.release(PLAN.clip.vouch(torch.zeros(2, 3)), Stream(b"key"))
+    released = PLAN.release(PLAN.clip.vouch(total), Stream(b"key"))
     assert released.dtype == torch.float32
     torch.testing.assert_close(released, noise + total.float())
-    assert not torch.equal(PLAN.release(total, Stream(b"other")), released)
+    assert not torch.equal(PLAN.release(PLAN.clip.vouch(total), Stream(b"other")), released)
 
 
 def test_every_coordinate_gets_independent_noise_of_that_standard_deviation():
     """Pitfall 13: whatever the total is."""
-    noise = BATCH.release(torch.zeros(200, 100), Stream(b"key")).numpy()
+    noise = BATCH.release(BATCH.clip.vouch(torch.zeros(200, 100)), Stream(b"key")).numpy()
     assert_law(noise, stats.norm(scale=2 * 1.5 * 0.9), accept=1e-3)
     columns = np.corrcoef(noise.T)[np.triu_indices(100, 1)]
     assert abs(columns).max() < 5.5 / math.sqrt(200)
@@ -120,9 +120,12 @@ def test_every_coordinate_gets_independent_noise_of_that_standard_deviation():
 def test_nothing_is_released_where_the_total_is_not_finite(bad):
     total = torch.tensor([0.0, bad])
     with pytest.raises(PrivacyError, match="not finite: clip it before releasing"):
-        PLAN.release(total, Stream(b"key"))
+        PLAN.release(PLAN.clip.vouch(total), Stream(b"key"))
     with pytest.raises(PrivacyError, match="not finite: clip it before releasing"):
-        PLAN.release_each(torch.stack([total[:1], total[1:]]), [Stream(b"key", k) for k in (1, 2)])
+        PLAN.release_each(
+            PLAN.clip.vouch(torch.stack([total[:1], total[1:]])),
+            [Stream(b"key", k) for k in (1, 2)],
+        )
 
 
 @pytest.mark.parametrize(
@@ -347,11 +350,13 @@ def test_a_secret_pick_of_a_critic_that_trains_when_it_is_picked_is_refused(rate
 
 def test_what_is_released_is_what_was_computed_without_noise():
     totals = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    released = UNPROTECTED.release(totals, Stream(b"k", "noise"))
+    released = UNPROTECTED.release(UNPROTECTED.clip.vouch(totals), Stream(b"k", "noise"))
     assert released.dtype == torch.float32
     assert torch.equal(released, totals.float())
     streams = [Stream(b"k", "noise", k) for k in range(3)]
-    assert torch.equal(UNPROTECTED.release_each(totals, streams), totals.float())
+    assert torch.equal(
+        UNPROTECTED.release_each(UNPROTECTED.clip.vouch(totals), streams), totals.float()
+    )
     assert UNPROTECTED.noise_std == 0.0
 
 

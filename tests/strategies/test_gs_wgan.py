@@ -98,7 +98,7 @@ def test_one_round_equals_a_computation_by_hand(make_gs_wgan, make_grid, make_ge
         (of_client,), _ = critic_totals(
             critic, critics.training, clip, message, parts, [start], [coins]
         )
-        total += request.plan.release(of_client, noise).double()
+        total += request.plan.release(request.plan.clip.vouch(of_client), noise).double()
     adam = torch.optim.Adam(model.parameters(), lr=0.05 * 0.5, betas=(0.5, 0.9))
     points.backward((-total / 12).float())
     adam.step()

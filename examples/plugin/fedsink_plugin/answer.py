@@ -15,8 +15,7 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
-from fedsink.privacy import CentralPlan, RecordClip, Stream, plan_from_dict
-from fedsink.privacy.clips import shrunk
+from fedsink.privacy import CentralPlan, Clipped, RecordClip, Stream, plan_from_dict
 from fedsink.privacy.domain import ROWS
 from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientReply
@@ -135,14 +134,16 @@ def features(points: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=1) / len(frequencies) ** 0.5
 
 
-def feature_sums(request: EmbeddingRequest, shard: Shard, sample: Stream) -> Tensor:
-    """Returns Σ_j clip(φ(y_j), Δ) over the sampled records of each class, (C, 2F) float64.
+def feature_sums(request: EmbeddingRequest, shard: Shard, sample: Stream) -> Clipped:
+    """Returns Σ_j clip(φ(y_j), Δ) over the sampled records of each class, (C, 2F).
 
     A record's term depends on no other record, so that adding or removing one moves the sum by at
     most Δ.
     """
     chosen = request.plan.sampler.draw(len(shard), sample).to(shard.labels.device)
     points = shard.coordinates(request.view)[chosen].double()
-    terms = shrunk(features(points, request.rows.to(points)), request.plan.clip.bound)
+    found = features(points, request.rows.to(points))
     labels = shard.labels[chosen] if request.classes > 1 else torch.zeros_like(chosen)
-    return terms.new_zeros(request.classes, terms.shape[1]).index_add(0, labels, terms)
+    terms = found.new_zeros(len(found), request.classes, found.shape[1])
+    terms[torch.arange(len(found)), labels] = found  # a record's class holds its features
+    return RecordClip.expect(request.plan.clip).sum(terms)

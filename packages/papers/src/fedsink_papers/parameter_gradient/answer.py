@@ -88,7 +88,8 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
             for purpose in ("sample", "noise")
         )
         totals = parameter_totals(requests, pool, clients, samples)
-        return requests[0].gradient.release_each(totals, noise).unsqueeze(1)
+        inner = requests[0].gradient
+        return inner.release_each(inner.plan.clip.vouch(totals), noise).unsqueeze(1)
 
     @property
     def adds_up(self) -> bool:  # type: ignore[override]
@@ -103,7 +104,8 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         samples = [task.stream("sample", inner.round) for task in tasks]
         totals = parameter_totals([self.request] * len(tasks), pool, clients, samples)
         noise = tasks[0].stream("noise", inner.round)
-        return inner.release_sum(totals.sum(0, keepdim=True), noise, noise_of).unsqueeze(0)
+        total = inner.plan.clip.vouch(totals.sum(0, keepdim=True))
+        return inner.release_sum(total, noise, noise_of).unsqueeze(0)
 
     @classmethod
     def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
@@ -156,7 +158,7 @@ def parameter_gradient(
         ValueError: the rows do not live in the request's view of this data.
     """
     total = parameter_total(request, shard, stream("sample"))
-    return request.gradient.release(total, stream("noise"))
+    return request.gradient.release(request.gradient.plan.clip.vouch(total), stream("noise"))
 
 
 def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> Tensor:

@@ -20,8 +20,8 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator, parameter_count
 from fedsink.models.weights import flat_weights
 from fedsink.privacy import LOCAL_NOISE, BatchClip
+from fedsink.privacy.clips import UNREACHED
 from fedsink.privacy.integer_gaussian import FixedPoint
-from fedsink.privacy.plan import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content
 from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.central_strategy import finite, signal_to_noise

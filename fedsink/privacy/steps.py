@@ -1,0 +1,195 @@
+"""The rounds of a plan in a loop of one's own: each gives a secret sample and one noisy release.
+
+>>> import torch
+>>> from fedsink.privacy import NoiseKey, PrivacyPlan, RecordClip
+>>> plan = PrivacyPlan.solve(rate=0.1, clip=RecordClip(1.0), delta=1e-5, eps=3, rounds=2)
+>>> data, released = torch.ones(50, 4), []
+>>> for step in plan.steps(NoiseKey.reproducible(0)):
+...     gradients = data[step.sample(len(data))]  # one row a record; there may be none
+...     released.append(step.release(plan.clip.sum(gradients)))
+>>> [tuple(noised.shape) for noised in released]
+[(4,), (4,)]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from fedsink.errors import PrivacyError
+from fedsink.files import write_atomic
+from fedsink.privacy.clips import Clipped, clipped_by
+from fedsink.privacy.randomness.keys import EntropyKey, Key, ReproducibleKey, SecretKey
+from fedsink.values import privacy_checks as checks
+from fedsink.values import read_json
+
+if TYPE_CHECKING:
+    from fedsink.privacy.plan import PrivacyPlan
+
+
+class NoiseKey:
+    """The key of samples and noise: it gives every round of a client once.
+
+    `secret` is for one process, `reproducible` for experiments whose noise anybody may subtract,
+    `secure` is float-safe. `kept` also outlives a crash: noise drawn a second time under another
+    total would show the data by their difference, so it notes each round before it is released.
+
+    Guarantees:
+        - No two clients, rounds or plans of one key have the same sample or noise.
+        - A round is given once, also by a key that was kept and read again.
+        - It is neither copied nor pickled.
+    """
+
+    def __init__(self, key: Key, journal: Path | None = None) -> None:
+        self._key, self._journal = key, journal
+        self._given: dict[str, int] = {}
+        if journal is not None and journal.exists():
+            self._given = {str(k): int(v) for k, v in read_json(journal.read_bytes()).items()}
+
+    @classmethod
+    def secret(cls) -> NoiseKey:
+        """A key from the operating system's random bytes, forgotten with this process."""
+        return cls(SecretKey(os.urandom(32), "loop"))
+
+    @classmethod
+    def reproducible(cls, seed: int) -> NoiseKey:
+        """A key that gives the same noise again for the same seed: it protects nothing."""
+        return cls(ReproducibleKey(seed))
+
+    @classmethod
+    def secure(cls) -> NoiseKey:
+        """Float-safe noise without any key; needs OpenDP."""
+        return cls(EntropyKey())
+
+    @classmethod
+    def kept(cls, path: str | Path) -> NoiseKey:
+        """The key in the file PATH, made where there is none, with the rounds given in PATH.given.
+
+        Raises:
+            PrivacyError: The file is damaged, or others can read it.
+        """
+        path = Path(path)
+        key = SecretKey.load(path) if path.exists() else SecretKey.create(path, "loop")
+        return cls(key, path.with_name(f"{path.name}.given"))
+
+    @property
+    def kind(self) -> str:
+        """One of reproducible, secret and secure."""
+        return self._key.kind
+
+    def last(self, client: int) -> int:
+        """Returns the last round that was given to a client; 0 before the first."""
+        return self._given.get(str(client), 0)
+
+    def give(self, client: int, round: int) -> None:
+        """Notes that a round is given; raises PrivacyError for one that was given before."""
+        if round <= self.last(client):
+            raise PrivacyError(
+                f"round {round} of client {client} was given before, and its noise is never drawn "
+                f"again: continue with after={self.last(client)}, or take another key."
+            )
+        self._given[str(client)] = round
+        if self._journal is not None:
+            write_atomic(self._journal, json.dumps(self._given).encode(), mode=0o600)
+
+    def stream(self, purpose: str, client: int, round: int) -> Any:
+        """Returns the randomness of one purpose."""
+        return self._key.stream(purpose, client=client, round=round)
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError(
+            "a noise key is neither copied nor pickled, as its copy would draw the same noise: "
+            "give each process a client of its own and a key of its own."
+        )
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce__()
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__reduce__()
+
+
+class Step:
+    """One round: `sample`, then `release`, once each.
+
+    Attributes:
+        round: t from 1 to T.
+    """
+
+    def __init__(self, plan: PrivacyPlan, key: NoiseKey, client: int, round: int) -> None:
+        self.round = round
+        self._plan, self._key, self._client = plan, key, client
+        self._sampled: tuple[int, torch.Tensor] | None = None
+        self.released = False
+
+    def sample(self, n: int) -> torch.Tensor:
+        """Returns which of n records take part, int64 indices; there may be none of them.
+
+        Every record takes part with the plan's rate, and at most `capacity` of them do. The same
+        n gives the same indices; another n is refused.
+        """
+        plan = self._plan
+        if plan.nominal_records is not None and n > plan.nominal_records:
+            raise PrivacyError(
+                f"the plan accounts for {plan.nominal_records} records, received n={n}: make a "
+                "plan for more."
+            )
+        if self._sampled is None:
+            stream = self._key.stream("sample", self._client, self.round)
+            if plan.capacity is None:
+                self._sampled = n, plan.sampler.draw(n, stream)
+            else:
+                places, taken = plan.sampler.draw_at_most(n, plan.capacity, stream)
+                self._sampled = n, places[taken]
+        if self._sampled[0] != n:
+            raise PrivacyError(
+                f"round {self.round} was sampled from {self._sampled[0]} records, received n={n}: "
+                "a round has one sample."
+            )
+        return self._sampled[1]
+
+    def release(self, total: Clipped) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Returns the total plus the plan's noise, float32, in the form that was clipped.
+
+        Raises:
+            PrivacyError: The round was released before, or the total was made by another clip.
+        """
+        if self.released:
+            raise PrivacyError(
+                f"round {self.round} was released: a second release costs ε again and is no part "
+                "of the plan."
+            )
+        clipped_by(self._plan.clip, total)  # before the round is noted
+        self._key.give(self._client, self.round)
+        self.released = True
+        noised = self._plan.release(total, self._key.stream("noise", self._client, self.round))
+        return total.formed(noised)
+
+
+def steps(plan: PrivacyPlan, key: NoiseKey, client: int, after: int) -> Iterator[Step]:
+    """Yields a plan's rounds, see `PrivacyPlan.steps`."""
+    checks.count("client", client, minimum=0)
+    checks.count("after", after, minimum=0)
+    if after != key.last(client):
+        raise PrivacyError(
+            f"client {client} has had {key.last(client)} rounds of this key, received "
+            f"after={after}: a second loop would cost ε again. Continue with "
+            f"after={key.last(client)}, or make another plan and key."
+        )
+    return _rounds(plan, key, client, after)
+
+
+def _rounds(plan: PrivacyPlan, key: NoiseKey, client: int, after: int) -> Iterator[Step]:
+    for round in range(after + 1, plan.rounds + 1):
+        step = Step(plan, key, client, round)
+        yield step
+        if not step.released:
+            raise PrivacyError(
+                f"round {round} was not released: release an empty sample like any other, or its "
+                "absence tells that it was empty."
+            )
