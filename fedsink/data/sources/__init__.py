@@ -17,7 +17,8 @@ torch.Size([100, 2])
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -53,14 +54,40 @@ SOURCES: Registry[Reader] = Registry("data.name", own_sources(), group="fedsink.
 """Sources by their configuration name: those of this folder, and of installed packages."""
 
 
+ARRAYS = "arrays"
+"""The name of data that a program holds, in place of a source's."""
+
 _GIVEN: dict[tuple[DataSpec, Split], LabelledData] = {}  # to this process
 _NOTES: dict[tuple[DataSpec, Split], tuple[str, ...]] = {}  # of what this process read
 
 
 def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
-    """Has `load` return what it returned in another process, and reads nothing."""
+    """Has `load` return records that this process has, and read nothing."""
     _GIVEN[spec, split] = data
     forget()
+
+
+@contextmanager
+def held(spec: DataSpec, **splits: LabelledData) -> Iterator[None]:
+    """Has `load` return these splits inside the block; afterwards nothing here refers to them."""
+    names: Any = tuple(splits)
+    for name in names:
+        give(spec, name, splits[name])
+    try:
+        yield
+    finally:
+        for name in names:
+            del _GIVEN[spec, name]
+        forget()
+
+
+def refuse_arrays(data: object) -> None:
+    """Refuses a stored table `data` of records that only the program has that made the run."""
+    if isinstance(data, Mapping) and data.get("name") == ARRAYS:
+        raise ConfigError(
+            "The records of this run are arrays of a Python program: there fedsink.Federation "
+            "continues it, by the same fit(…, folder=…), and tests it, by evaluate."
+        )
 
 
 def forget() -> None:
@@ -84,6 +111,7 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
 def _load(spec: DataSpec, split: Split) -> LabelledData:
     if (spec, split) in _GIVEN:
         return _GIVEN[spec, split]
+    refuse_arrays({"name": spec.name})
     read = SOURCES.find(spec.name)
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")
