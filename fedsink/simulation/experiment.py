@@ -112,16 +112,10 @@ def node_settings(
             keep=keep,
             seed=config.seed,
             noise=cast(Noise, config.noise.backend),
-            key_file=run.key_file,
-            ledger=run.ledger,
-            states=None if engine.address is not None else run.states,
-            # Any of Flower's workers may get a client's next message.
-            states_at_once=engine.name == "flower",
             unprotected=unprotected,
             pooled=pooled,
             masked=config.noise.shared.masked,
-            device=engine.client_device,
-            threads=engine.threads,
+            **hosted(engine, run),
         )
     if config.seed is not None:
         raise ConfigError(
@@ -160,6 +154,19 @@ def node_settings(
             f"noise.backend={node.noise!r}: the policy decides; leave out noise=."
         )
     return replace(node, keep=keep)
+
+
+def hosted(engine: EngineSettings, run: RunIdentity) -> dict[str, Any]:
+    """Returns the settings of a client that follow from where it runs, and in which run."""
+    return {
+        "key_file": run.key_file,
+        "ledger": run.ledger,
+        "states": None if engine.address is not None else run.states,
+        # Any of Flower's workers may get a client's next message.
+        "states_at_once": engine.name == "flower",
+        "device": engine.client_device,
+        "threads": engine.threads,
+    }
 
 
 def pools(

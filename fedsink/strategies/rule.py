@@ -51,6 +51,24 @@ REASONS = {
 """The reason for each setting of the rule, by its key."""
 
 
+POINTS: dict[str, dict[str, Any]] = {
+    "central": {
+        "view": {"name": "pixel"}, "ema": 0.99,
+        "latent_dim": 8, "hidden": [64, 64], "output": "linear", "batch_norm": False,
+        "record": {"lam": 0.1, "rows": 50, "history": 8, "lr": 5e-4},
+        "batch": {"lam": 0.1, "rows": 50, "history": 8, "lr": 5e-4},
+        "critic": {"rows": 50, "fakes": 100, "hidden": 32, "scale": 1.0, "steps": 4, "warm": 40,
+                   "batch": 8, "lr": 5e-4},
+    },
+    "ldp": {
+        "rounds": 400, "batch": 300, "latent_dim": 8, "hidden": [64, 64], "output": "linear",
+        "by_eps": {"eps": [10, 20, 35], "label_eps": [3, 4, 5],
+                   "finite_batch_factor": [1.0, 1.0, 1.0]},
+    },
+}  # fmt: skip
+"""What the default recipes of points have (fedsink/conf/recipe/default), whatever their sizes."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The public sizes of a run on pictures, and the settings that they suggest.

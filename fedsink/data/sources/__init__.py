@@ -10,7 +10,7 @@ A module here with a function `read` is a source, by the module's name; together
 
 `load` reads:
 
->>> from fedsink.data.spec import DataSpec
+>>> from fedsink.data.spec import ARRAYS, DataSpec
 >>> load(DataSpec("half_circle", (2,), ("arc",), nominal_records=100)).values.shape
 torch.Size([100, 2])
 """
@@ -27,7 +27,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedsink.data.labelled import LabelledData, Reading, checked_records, described, participants
-from fedsink.data.spec import DataSpec
+from fedsink.data.spec import ARRAYS, DataSpec
 from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry
 
@@ -53,9 +53,6 @@ def own_sources() -> dict[str, Reader]:
 SOURCES: Registry[Reader] = Registry("data.name", own_sources(), group="fedsink.data_sources")
 """Sources by their configuration name: those of this folder, and of installed packages."""
 
-
-ARRAYS = "arrays"
-"""The name of data that a program holds, in place of a source's."""
 
 _GIVEN: dict[tuple[DataSpec, Split], LabelledData] = {}  # to this process
 _NOTES: dict[tuple[DataSpec, Split], tuple[str, ...]] = {}  # of what this process read
