@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import NoiseShare
-from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.failure_codes import REFUSED
+from fedsink.protocol.requests import unpack_replies
 from fedsink.simulation.grid import client_of, node_of
 from fedsink.strategies.round_strategy import Quorum, check_quorum
 
@@ -34,9 +34,7 @@ def one_round(strategy: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 
 def gradients(replies: dict[int, Message], clients: Collection[int]) -> Tensor:
-    return torch.stack(
-        [GradientReply.from_record(replies[client].content).gradient for client in clients]
-    ).double()
+    return torch.stack([unpack_replies(replies[client].content)[0] for client in clients]).double()
 
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
