@@ -10,12 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
-from fedsink.commands.hydra_keys import one_sentence
-from fedsink.conf.acting import composed_run
-from fedsink.conf.loading import as_overrides, groups
 from fedsink.environment import undisturbed
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.server.finished import FinishedRun, finished_record, open_run
@@ -65,6 +59,13 @@ def simulate(
         FedsinkError: bad input, in the command's words (nothing was written), or a failed run.
         KeyboardInterrupt: the run was stopped; the text says how to continue it.
     """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fedsink.commands.hydra_keys import one_sentence
+    from fedsink.conf.acting import composed_run
+    from fedsink.conf.loading import as_overrides, groups
+
     given: dict[str, Any] = {}
     for source in (values or {}, keys, {} if folder is None else {"hydra.run.dir": folder}):
         if twice := sorted(given.keys() & source.keys()):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsink.conf.typed import shown_settings, typed_command
-from fedsink.data.spec import DataSpec
+from fedsink.data.spec import ARRAYS, DataSpec
 from fedsink.deployment.results import is_public
 from fedsink.files import write_atomic
 from fedsink.pages.charts import Chart, Line, line_chart
@@ -126,6 +126,7 @@ def report_page(run: RecordedRun) -> bytes:
         "report.html.j2",
         not_private=NOT_PRIVATE,
         title=STRATEGIES.find(method).Settings.title,
+        leaves=STRATEGIES.find(method).Settings.leaves,
         data=data.name,
         name=(config.get("run") or {}).get("name", ""),
         clients=config["clients"],
@@ -140,7 +141,7 @@ def report_page(run: RecordedRun) -> bytes:
         epsilon=stated.get("epsilon"),
         shares=_shares(stated),
         schedule=_SCHEDULES.get(str(stated.get("schedule")), ""),
-        uploads=Uploads.of(run),
+        uploads=None if data.name == ARRAYS else Uploads.of(run),
         missed=(stated.get("participation") or {}).get("missed", []),
         curves=_curves(run),
         grids=_grids(run, data),
@@ -223,7 +224,7 @@ def _words(text: object) -> str:
 
 
 def _shares(stated: dict[str, Any]) -> PageTable | None:
-    """Returns σ and ε where clients tell the server their noise."""
+    """Returns the table of σ and ε that are left where some clients tell their noise."""
     shared = stated.get("noise_share")
     if not shared:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import math
 import os
 import re
@@ -19,10 +20,6 @@ from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import AliasToken, YAMLError, scan
 
 from fedsink import __version__
 from fedsink.environment import typed_name
@@ -154,9 +151,18 @@ def command_for(command: str, key: str, path: Path) -> str:
 
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Writes config.yaml: from then on the folder is one that can be resumed."""
+    """Writes config.yaml: from then on the folder is one that can be resumed.
+
+    Of a run on arrays it is written as JSON, which is YAML and needs no library.
+    """
     stated = {"format": FORMAT, "fedsink": __version__, **config}
-    write_atomic(folder.config, OmegaConf.to_yaml(OmegaConf.create(stated)).encode())
+    if "arrays" in (config.get("run") or {}):
+        text = json.dumps(stated, indent=2) + "\n"
+    else:
+        from omegaconf import OmegaConf
+
+        text = OmegaConf.to_yaml(OmegaConf.create(stated))
+    write_atomic(folder.config, text.encode())
 
 
 def stored_config(folder: RunFolder) -> dict[str, Any]:
@@ -167,11 +173,9 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
     """
     try:
         text = folder.config.read_text("utf-8")
-        if any(isinstance(token, AliasToken) for token in scan(text)):
-            raise ValueError("it refers to a part of itself")
-        config: Any = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
+        config: Any = read_json(text) if text.startswith("{\n") else _read_yaml(text)
         refuse_references(config)
-    except (YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
     if not isinstance(config, dict):
@@ -187,6 +191,20 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
             "runs, which lie in it."
         )
     return config
+
+
+def _read_yaml(text: str) -> Any:
+    """Returns the table of a YAML text, or a ValueError."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import AliasToken, YAMLError, scan
+
+    try:
+        if any(isinstance(token, AliasToken) for token in scan(text)):
+            raise ValueError("it refers to a part of itself")
+        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(str(error)) from error
 
 
 def refuse_references(value: object) -> None:

@@ -266,7 +266,7 @@ class GSWGAN(CentralStrategy):
         )
 
     def learn(self, request: CriticRequest, total: Tensor, clients: int) -> float:
-        """Averages the replies over the critics that were asked, and takes one optimiser step."""
+        """Divides the sum of the replies by the critics expected in it, and takes one step."""
         # Step 4. The number of critics is public, so the mean is too. Critics score records high:
         # the generator ascends, and the optimiser descends.
         asked_per_client = self.settings.plan.rate * self.critics.training.critics

@@ -129,7 +129,7 @@ class SelfTerm(Loss):
         """
 
     def with_labels(self, points: Tensor, labels: Tensor) -> Tensor:
-        """Returns points, with labels appended where groups mix classes that enter the cost."""
+        """Returns points, with labels appended where a group mixes classes and they enter c."""
         classes, weight = self.objective.classes, self.objective.label_weight
         if not self.layout.mixed or weight == 0.0:
             return points
@@ -231,7 +231,7 @@ class SemiDebiased(SelfTerm):
         gradient = gradient[..., : rows.shape[-1]]
         outside = torch.zeros_like(gradient)
         if self.layout.extra:
-            outside[:, n:] = BatchClip(self.clip.bound).apply_each(gradient[:, n:])
+            outside[:, n:] = BatchClip(self.clip.bound).clip_each(gradient[:, n:])
         return SelfParts(rows.new_zeros(len(rows), 0), gradient[:, :n], outside)
 
 
