@@ -125,7 +125,7 @@ def ray_is_connected() -> bool:
 
 
 def typed_name() -> str:
-    """Returns `fedsink` as a shell of this user finds it: by its path where PATH has another."""
+    """Returns `fedsink` as a shell finds it: by its path where PATH has none or another."""
     own = Path(sys.executable).with_name("fedsink")
     found = shutil.which("fedsink")
     if not own.is_file() or (found is not None and os.path.samefile(found, own)):

@@ -224,7 +224,7 @@ def _words(text: object) -> str:
 
 
 def _shares(stated: dict[str, Any]) -> PageTable | None:
-    """Returns σ and ε where clients tell the server their noise."""
+    """Returns the table of σ and ε that are left where some clients tell their noise."""
     shared = stated.get("noise_share")
     if not shared:
         return None

@@ -15,6 +15,7 @@ from fedsink.data.partition import scheme_from_dict
 from fedsink.data.sources import refuse_arrays
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare
+from fedsink.privacy.clips import simulated_here
 from fedsink.registry import GONE
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.running import ServerSettings
@@ -56,6 +57,14 @@ class Experiment:
                 f"strategy={strategy.name} keeps on this machine's disk what its clients have "
                 "learned: leave out engine.address."
             )
+        clip = getattr(getattr(strategy, "plan", None), "clip", None)
+        if clip is not None and clip.own:
+            if engine.name != "local":
+                raise ConfigError(
+                    f"{type(clip).__name__} is a clip of your own, which other processes do not "
+                    f'know: choose engine="local", not {engine.name!r}.'
+                )
+            simulated_here(clip)
         require_packages(self.server.log)
         if engine.name in ("ray", "flower"):
             from fedsink.simulation.ray.cluster import check_instance

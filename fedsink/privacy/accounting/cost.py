@@ -74,8 +74,8 @@ class Cost:
         self.clip.check_plan(self.schedule, self.adjacency, self.capacity)
         if self._overflows and self.nominal_records is None:
             raise PrivacyError(
-                "a capacity with clip=record needs nominal_records, the public number of records "
-                "that no client exceeds: the chance of an overflow is part of δ."
+                "a capacity with the record clip needs nominal_records, the public number of "
+                "records that no client exceeds: the chance of an overflow is part of δ."
             )
 
     def accountants(self, rate: float) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class Cost:
     def epsilon_unamplified(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
     ) -> float:
-        """ε(δ) of the uses against an observer of which units take part: nothing is amplified.
+        """ε(δ) of the uses against whoever learns which units take part: nothing is amplified.
 
         A capacity's overflow keeps the probability it has at the true rate.
         """
