@@ -139,7 +139,7 @@ class CentralSettings(StrategySettings):
             FedsinkError: a value is unknown or out of range.
         """
         chosen, names = config.strategy, {field.name for field in dataclasses.fields(cls)}
-        public = {
+        public: dict[str, Any] = {
             "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
             "clients": config.clients,
             "accountant": config.accountant,
