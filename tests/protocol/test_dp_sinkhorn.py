@@ -302,7 +302,9 @@ def test_more_classes_than_an_integer_can_hold_are_compared_all_the_same(
 
 def test_a_plan_of_critics_is_no_plan_of_a_transport_gradient(make_request: Make) -> None:
     plan = PrivacyPlan(1.0, 1.5, 7, CriticClip(1.0), JointSchedule(), 1e-5)
-    with pytest.raises(ValueError, match="clip=critic samples no records: choose clip=record or"):
+    with pytest.raises(
+        ValueError, match="the critic clip samples no records: choose the record or"
+    ):
         make_request(plan=plan).check()
 
 

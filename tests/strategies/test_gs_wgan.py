@@ -588,8 +588,8 @@ def test_the_reduced_published_run_is_what_its_name_says():
         ),
         (["policy=x.toml"], "excludes policy=x.toml: a node under a policy never answers it"),
         (["adjacency=nobody"], "adjacency 'nobody' is unknown"),
-        (["rate=0.001"], "clip=row has only rate=1"),
-        (["capacity=5"], "clip=row draws no batch of records, so capacity=5"),
+        (["rate=0.001"], "the row clip has only rate=1"),
+        (["capacity=5"], "the row clip draws no batch of records, so capacity=5"),
         (["strategy.row_sigma=1", "sigma=1"], "strategy.row_sigma=1 and sigma=1 both state"),
         (["strategy.row_sigma=0"], "strategy.row_sigma must be null or a positive number"),
         (["strategy.row_sigma=1", "eps=inf"], "eps=inf adds no noise, so strategy.row_sigma=1 has"),
@@ -619,7 +619,7 @@ def test_critics_are_described_by_the_configuration():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["capacity=5"], "clip=critic draws no batch of records"),
+        (["capacity=5"], "the critic clip draws no batch of records"),
         (["rate=1.5"], "rate must lie in"),
         (["adjacency=nobody"], "adjacency"),
         (["mechanism.name=laplace"], "mode=central noises sums"),
