@@ -131,15 +131,12 @@ class CentralSettings(StrategySettings):
     def read(cls, config: Configuration, run: str, **fields: Any) -> Self:
         """Returns the settings with these fields; the others are read from the configuration.
 
-        A field is the option of `strategy` of its name, or one of those that every method may have:
+        A field is the option of `strategy` of its name, or a public fact that any method may have:
         `view` (coordinates of the records, as `View.to_dict()`), `classes` (their number) and
-        `nominal_records` (N/K, public number of a client's records).
-
-        Raises:
-            FedsinkError: a value is unknown or out of range.
+        `nominal_records` (N/K of a client). A value out of range is a FedsinkError.
         """
         chosen, names = config.strategy, {field.name for field in dataclasses.fields(cls)}
-        public = {
+        public: dict[str, Any] = {
             "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
             "clients": config.clients,
             "accountant": config.accountant,
