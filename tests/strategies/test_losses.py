@@ -83,7 +83,7 @@ def test_a_value_is_differentiated_at_the_points(make_local):
     points.requires_grad_()  # a generator's graph, which a loss must not touch
     found = Quadratic(make_local(plan=GAUSSIAN).settings)(points, targets, STREAM)
     assert torch.allclose(found.gradient, points.detach() - targets)
-    assert found.value == pytest.approx(float((points - targets).square().sum() / 2))
+    assert found.value == pytest.approx(float((points - targets).detach().square().sum() / 2))
     assert points.grad is None
 
 
