@@ -302,6 +302,7 @@ def central_plan(
         raise ConfigError(f"eps=inf adds no noise, so sigma={sigma} has no meaning: leave one out.")
 
     def plan(capacity: int | None) -> CentralPlan:
+        check_capacity(capacity, config.data.nominal_records)
         limit = None if capacity is None else records
         if eps == math.inf:
             return UnprotectedPlan(config.rate, rounds, clip.name, schedule, capacity, limit)
@@ -325,6 +326,15 @@ def central_plan(
         free = plan(None)  # with a capacity its rounds can only become fewer
         return plan(capacity_for(free.rate, records, free.uses, config.delta))
     return plan(checks.count("capacity", config.capacity, also="null, auto or "))
+
+
+def check_capacity(capacity: int | None, records: int) -> None:
+    """Refuses a capacity above the public number of all records; raises ConfigError."""
+    if capacity is not None and capacity > records:
+        raise ConfigError(
+            f"capacity={capacity} is more than all of the {records} nominal records: lower it. It "
+            "would hide nothing more, and cost time and memory."
+        )
 
 
 def signal_to_noise(energy: float, noise: float) -> dict[str, float]:

@@ -197,6 +197,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no partition": (bad(partition="fair"), "'fair' is unknown; choose one of"),
     "flower": (bad(engine="flower"), 'choose "local" or "ray"'),
     "no engine": (bad(engine="cloud"), "name is auto, ray, local or flower, not 'cloud'"),
+    "a capacity beyond the records": (
+        lambda to: fit(DPSinkhorn("mlp", replace(PLAN, capacity=41, nominal_records=10)), to),
+        "capacity=41 is more than all of the 40 nominal records",
+    ),
     "no method": (lambda to: fit("sinkhorn", to), "method is a DPSinkhorn, GSWGAN or EntropicLDP"),  # type: ignore[arg-type]
     "no plan": (lambda to: fit(DPSinkhorn("mlp", 3.0), to), "plan is a PrivacyPlan"),  # type: ignore[arg-type]
     "no generator": (lambda to: fit(replace(SINKHORN, generator="gan"), to), "generator='gan' is"),
