@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedsink.conf.typed import shown_settings, typed_command
 from fedsink.data.spec import DataSpec
 from fedsink.deployment.results import is_public
 from fedsink.files import write_atomic
@@ -30,6 +29,7 @@ from fedsink.pages.page import (
 )
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.displays import ForgivingStream, duration
+from fedsink.reporting.typed import shown_settings, typed_command
 from fedsink.server.folder import SUMS, RecordedRun, cautions, command_for, note_sums
 from fedsink.server.loop import LoopSettings
 from fedsink.strategies.methods import STRATEGIES

@@ -9,7 +9,7 @@ import torch
 
 from fedsink.clients.node import close_nodes
 from fedsink.conf.acting import compose_config
-from fedsink.conf.typed import typed_words
+from fedsink.reporting.typed import typed_words
 from fedsink.data.spec import DataSpec
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.server.folder import RunFolder, store_config
