@@ -35,7 +35,7 @@ from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import States
 from fedsink.errors import ConfigError
-from fedsink.privacy import GaussianMechanism, JointSchedule, Key
+from fedsink.privacy import Gaussian, JointSchedule, Key
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.noise_share import NoiseShare
@@ -172,7 +172,7 @@ def audit_one_run(
     scores = features @ inverse_times(np.atleast_2d(np.cov(features, rowvar=False)), signal)
 
     promise: Any = {"canaries": canaries, "delta": play.charge.delta, "confidence": confidence}
-    scale = GaussianMechanism.from_epsilon(1.0, play.claim, play.charge.delta).scale
+    scale = Gaussian.from_epsilon(1.0, play.claim, play.charge.delta).scale
     guesses = guesses_for(1.0 / scale, **promise)
     order, there = np.argsort(-scores, kind="stable"), coins.numpy()
     correct = int(there[order[: guesses // 2]].sum() + (~there[order[-(guesses // 2) :]]).sum())

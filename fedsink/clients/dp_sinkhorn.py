@@ -6,7 +6,7 @@ The client's part of Algorithm 1 of Cao et al. 2021, in the paper's order:
 2. the cost c_m(X, Y), with labels appended where a round mixes classes (`append_labels`);
 3. Sinkhorn's potentials of 2Ŵ_λ(X, Y), Definition 4.3, and their gradient at X, to which the
    data-independent self term of the request is added (`batch_gradients`);
-4. clip to Δ (`BatchClip.apply_each`);
+4. clip to Δ (`BatchClip.clip_each`);
 5. add Sσ·N(0, I), where S = 2Δ (`PrivacyPlan.release_each`).
 
 `clip=record` replaces steps 2 to 4 by a sum of clipped contributions of records (`clipped_sums`),
@@ -32,7 +32,7 @@ from fedsink.clients.pool import Batch, PlaceLayout, Pool, Sample
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
-from fedsink.privacy import BatchClip, PrivacyPlan, Stream
+from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import (
@@ -50,6 +50,7 @@ from fedsink.transport import (
     clipped_sums,
     fixed_solver,
 )
+from fedsink.transport.clipped_sums import single_contribution
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -244,7 +245,7 @@ def client_totals(
     clip = ClipOfRecords.expect(first.plan.clip)
     if isinstance(clip, BatchClip):
         # Algorithm 1 as published: Y, Sinkhorn's gradient at X, and one clip of all of it to Δ.
-        return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
+        return clip.clip_each(client_batch_gradients(requests, pool, part, samples))
     # One clip a record: f comes with the request, so that no record moves another's weights.
     problems = _problems(requests, pool, part, samples, pooled)
     requests = requests[:1] if pooled else requests
@@ -280,13 +281,24 @@ def record_sums(
     radius: float,
 ) -> Tensor:
     """Returns Σ_j clip(g_j, Δ) of each of K batches, (K, n, D) float64; see `clipped_sums`."""
+    lam, clip, mask = request.objective.lam, request.plan.clip, batch.meets(row_labels)
+    if clip.own:  # its transform wants the contributions one by one
+        sums = []
+        for x, f, records, allowed in zip(
+            rows.double(), potentials.double(), batch.records.double(), mask, strict=True
+        ):
+            each = x.new_zeros(len(records), *x.shape)
+            for j, y in enumerate(records):
+                each[j] = single_contribution(x, y, f, lam, math.inf, allowed[:, j])
+            sums.append(RecordClip.expect(clip).sum(each).total)
+        return torch.stack(sums)
     return clipped_sums(
         rows,
         batch.records,
         potentials,
-        request.objective.lam,
-        request.plan.clip.bound,
-        mask=batch.meets(row_labels),
+        lam,
+        clip.bound,
+        mask=mask,
         radius=radius,
     )
 

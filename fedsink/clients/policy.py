@@ -217,6 +217,11 @@ class Policy:
                 f"clip={plan.clip.name} with the schedule {plan.schedule.name!r} is a published "
                 "form for comparison, which only simulations answer",
             )
+        if plan.clip.own:
+            self._refuse(
+                "allow.mechanisms",
+                f"clip={plan.clip.name} is somebody's own, which only simulations answer",
+            )
         self.check_budget(plan.adjacency, plan.delta)
         if plan.rounds > allowed.maximum_rounds:
             self._refuse("allow.maximum_rounds", f"T = {plan.rounds}")

@@ -148,7 +148,7 @@ def _local(
         values["eps of the label"] = f"{label.epsilon:,.6g} ({kept})"
     values |= {
         "sigma": f"{image.scale:,.6g}",
-        "sensitivity": f"{image.sensitivity:,.6g} ({image.norm.upper()})",
+        "sensitivity": f"{image.diameter:,.6g} ({image.norm.upper()})",
         "adjacency": describe(image.adjacency),
     }
     if shuffle is not None:

@@ -14,11 +14,19 @@ from fedsink.privacy.accounting.comparison import solve_account
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
-from fedsink.privacy.clips import BatchClip, Clip, Clipped, CriticClip, RecordClip, RowClip
+from fedsink.privacy.clips import (
+    BatchClip,
+    Clip,
+    Clipped,
+    CriticClip,
+    RecordClip,
+    RowClip,
+    attack_clip,
+)
 from fedsink.privacy.mechanisms import (
     LOCAL_MECHANISMS,
-    GaussianMechanism,
-    LaplaceMechanism,
+    Gaussian,
+    Laplace,
     LocalMechanism,
     MatchedCost,
     ProductMechanism,
@@ -54,10 +62,10 @@ __all__ = [
     "Cost",
     "CriticClip",
     "EntropyKey",
-    "GaussianMechanism",
+    "Gaussian",
     "JointSchedule",
     "Key",
-    "LaplaceMechanism",
+    "Laplace",
     "LocalMechanism",
     "MatchedCost",
     "NoiseKey",
@@ -77,6 +85,7 @@ __all__ = [
     "Stream",
     "TurnSchedule",
     "UnprotectedPlan",
+    "attack_clip",
     "capacity_for",
     "delta_for",
     "epsilon",

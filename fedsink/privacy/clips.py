@@ -1,8 +1,9 @@
 """Clips: each bounds the change of a release by one unit, and states that bound.
 
-Samplers, accountants and audits ask the clip of a plan and never which clip it is. A new one is a
-subclass of `Clip`, in the table `CLIPS`. No entry point adds clips: a stranger's clip could state a
-sensitivity that it does not keep.
+Samplers, accountants and audits ask the clip of a plan and never which clip it is. Those in the
+table `CLIPS` are asked for by name, and answered by nodes. No entry point adds others: a clip of
+one's own, a subclass of `RecordClip` or `BatchClip` with a `transform`, is for loops and
+simulations of whoever wrote it (`attack_clip` tests it).
 
 >>> [clip.sensitivity for clip in (RecordClip(0.5), BatchClip(0.5), CriticClip(0.5, critics=40))]
 [0.5, 1.0, 1.0]
@@ -58,6 +59,11 @@ class Clip(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
+
+    @property
+    def own(self) -> bool:
+        """True for a clip of somebody's own, which is in no table of fedsink's."""
+        return type(self) not in CLIPS.values()
 
     @property
     @abstractmethod
@@ -209,7 +215,7 @@ def clipped_by(clip: Clip, total: Clipped) -> torch.Tensor:
     return total.total
 
 
-def shrunk(
+def clip_to_norm(
     vectors: torch.Tensor,
     bound: float,
     *,
@@ -264,6 +270,39 @@ class ClipOfRecords(Clip):
 
     needed: ClassVar[str] = "clip={} samples no records: choose clip=record or clip=batch."
     sampled: ClassVar[bool] = True
+
+    def transform(self, gradients: torch.Tensor) -> torch.Tensor:
+        """What becomes of each gradient before it is clipped to Δ: nothing.
+
+        A clip of one's own overrides this. Its promise, on which the guarantee rests, is that row k
+        of the result depends on row k alone, the same way for any number of rows; the norm is
+        clipped afterwards in any case. `attack_clip` looks for a case that breaks the promise.
+
+        Args:
+            gradients: (K, N), float32 or float64, one row a record (`RecordClip`) or a client
+                (`BatchClip`).
+        """
+        return gradients
+
+    def clip_each(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Each of K gradients clipped by itself to norm ≤ Δ, (K, ...), in the same type.
+
+        Computed in float64 and cast last.
+
+        Raises:
+            PrivacyError: The gradients are neither float32 nor float64, or a `transform` of one's
+                own gave another shape.
+        """
+        _check_type(gradients)
+        rows = gradients.unsqueeze(-1).flatten(1)
+        if self.own:
+            shape, dtype, rows = rows.shape, rows.dtype, self.transform(rows.clone())
+            if rows.shape != shape or rows.dtype != dtype:
+                raise PrivacyError(
+                    f"{type(self).__name__}.transform must return {tuple(shape)} of {dtype}, like "
+                    f"what it is given, and returned {tuple(rows.shape)} of {rows.dtype}."
+                )
+        return clip_to_norm(rows, self.bound, cast=gradients.dtype).reshape(gradients.shape)
 
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
         """Refuses a user as the unit, and a client whose contribution is unbounded."""
@@ -326,13 +365,7 @@ class BatchClip(ClipOfRecords):
         Raises:
             PrivacyError: If the gradient is neither float32 nor float64.
         """
-        return self.apply_each(gradient.unsqueeze(0)).squeeze(0)
-
-    def apply_each(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Each client's gradient clipped by itself, (K, ...); otherwise like `apply`."""
-        _check_type(gradients)
-        clipped = shrunk(gradients.unsqueeze(-1).flatten(1), self.bound, cast=gradients.dtype)
-        return clipped.reshape(gradients.shape)
+        return self.clip_each(gradient.unsqueeze(0)).squeeze(0)
 
 
 @dataclass(frozen=True)
@@ -353,6 +386,7 @@ class RecordClip(ClipOfRecords):
 
     name: ClassVar[str] = "record"
     per_record: ClassVar[bool] = True
+    replacement: ClassVar[str] = "opposite"
 
     def sum(self, gradients: Gradients) -> Clipped:
         """Σ_j clip(g_j, Δ) over the records of a sample; there may be none of them.
@@ -373,16 +407,13 @@ class RecordClip(ClipOfRecords):
             raise PrivacyError(
                 f"a sum has at most {_MOST_RECORDS} records, received {len(rows)}: lower the rate."
             )
-        shape = rows.shape[1:]
-        clipped = shrunk(rows.reshape(len(rows), shape.numel()), self.bound)
+        clipped = self.clip_each(rows.to(torch.float64))
         if self.bound < UNREACHED:
             grain = self.bound * 2.0**-40
             total = (clipped / grain).trunc().to(torch.int64).sum(0).to(torch.float64) * grain
         else:  # a plan that protects nothing
             total = clipped.sum(0)
-        return Clipped(self, total.reshape(shape), parts, made_by=_A_CLIP)
-
-    replacement: ClassVar[str] = "opposite"
+        return Clipped(self, total, parts, made_by=_A_CLIP)
 
     @property
     def sensitivity(self) -> float:
@@ -530,8 +561,8 @@ class CriticClip(ClipOfCritics):
         clients, critics, *shape = gradients.shape
         self.check_size(critics, shape[0])
         _check_type(gradients)
-        # Rounding moves either of two sums by less than 2⁻⁵²·M²·C ≤ 2⁻²⁴·C; shrunk leaves 2⁻²⁰·C.
-        clipped = shrunk(gradients.flatten(0, 1).flatten(1), self.bound)
+        # Rounding moves either of two sums by less than 2⁻⁵²·M²·C ≤ 2⁻²⁴·C; the slack is 2⁻²⁰·C.
+        clipped = clip_to_norm(gradients.flatten(0, 1).flatten(1), self.bound)
         return clipped.reshape(clients, critics, *shape).sum(1)
 
 
@@ -602,7 +633,7 @@ class RowClip(ClipOfCritics):
         _, critics, rows, _ = gradients.shape
         self.check_size(critics, rows)
         _check_type(gradients)
-        return shrunk(gradients.flatten(0, -2), self.bound).reshape(gradients.shape).sum(1)
+        return clip_to_norm(gradients.flatten(0, -2), self.bound).reshape(gradients.shape).sum(1)
 
 
 CLIPS: dict[str, type[Clip]] = {
@@ -617,4 +648,79 @@ def clip_from_dict(values: Mapping[str, Any]) -> Clip:
     or unknown.
     """
     options = {**values}
-    return CLIPS[options.pop("name")](**options)
+    name = options.pop("name")
+    return (CLIPS | _OWN)[name](**options)
+
+
+_OWN: dict[str, type[Clip]] = {}
+
+
+def simulated_here(clip: Clip) -> None:
+    """Lets messages of simulations in this process name a clip of one's own.
+
+    Raises:
+        PrivacyError: The clip has no name of its own, or is of another family.
+    """
+    if clip.own:
+        if not isinstance(clip, ClipOfRecords):
+            raise PrivacyError(
+                f"a clip of your own is a RecordClip or a BatchClip, and {type(clip).__name__} is "
+                "neither: derive it from one of them."
+            )
+        if clip.name in CLIPS:
+            raise PrivacyError(
+                f"{type(clip).__name__} is a clip of your own and has the name {clip.name!r} of "
+                "fedsink's: give the class another `name`."
+            )
+        _OWN[clip.name] = type(clip)
+
+
+def attack_clip(clip: ClipOfRecords, *, size: int = 5, seed: int = 0) -> None:
+    """Looks for gradients with which a clip of one's own breaks its promise; for its tests.
+
+    Gradients from 1e-300 to 1e300 long, zeros, infinities and NaN, in float32 and float64, are
+    clipped together, by themselves, in another order and beside others.
+
+    >>> class Normalised(BatchClip):
+    ...     name = "normalised"
+    ...     def transform(self, gradients):
+    ...         return gradients / (0.01 + gradients.norm(dim=1, keepdim=True))
+    >>> attack_clip(Normalised(1.0))
+
+    Args:
+        clip: to attack.
+        size: N, number of values in a gradient.
+        seed: of the gradients.
+
+    Raises:
+        AssertionError: A result is too long for the stated sensitivity, is not finite, or depends
+            on another row, on the order or on chance; the text says which.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    what = f"{clip}: a gradient's result"
+    radius = clip.sensitivity * (1.0 if clip.per_record else 0.5)
+    usual = torch.randn(8, size, generator=generator, dtype=torch.float64)
+    for dtype, reach in ((torch.float64, 300.0), (torch.float32, 37.0)):
+        scales = 10.0 ** torch.linspace(-reach, reach, 41, dtype=torch.float64)
+        wild = torch.randn(41, size, generator=generator, dtype=torch.float64) * scales[:, None]
+        undefined = torch.zeros(4, size, dtype=torch.float64)
+        undefined[:3, 0] = torch.tensor([math.nan, math.inf, -math.inf])
+        for rows in (usual, torch.cat([usual, wild]), torch.cat([usual, wild, undefined])):
+            rows = rows.to(dtype)
+            order = torch.randperm(len(rows), generator=generator)
+            kept, together = rows.clone(), clip.clip_each(rows)
+            assert torch.equal(rows.nan_to_num(), kept.nan_to_num()), (
+                f"{clip} changes what it is given."
+            )
+            assert bool(together.isfinite().all()), f"{what} is not finite."
+            longest = float(torch.linalg.vector_norm(together.double(), dim=1).max())
+            assert longest <= radius * (1 + 2.0**-40), (
+                f"{what} has norm {longest:g}, and its sensitivity allows {radius:g}."
+            )
+            assert torch.equal(clip.clip_each(rows), together), f"{what} is another each time."
+            assert torch.equal(clip.clip_each(rows[order]), together[order]), (
+                f"{what} depends on the order of the others."
+            )
+            for row, result in zip(rows, together, strict=True):
+                alone = clip.clip_each(row[None])[0]
+                assert torch.equal(alone, result), f"{what} depends on the others: {row.tolist()}."

@@ -56,7 +56,7 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import domain
-from fedsink.privacy.clips import Clipped, clipped_by, refuse_infinite, shrunk
+from fedsink.privacy.clips import Clipped, clip_to_norm, clipped_by, refuse_infinite
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.randomness.noise import SMOOTHING, Stream, integers_each
 from fedsink.values import privacy_checks as checks
@@ -115,7 +115,7 @@ class FixedPoint:
     def rounded(self, totals: torch.Tensor) -> torch.Tensor:
         """The nearest integers to totals over γ, (k, ...) int64; each total is projected before."""
         refuse_infinite(totals)
-        projected = shrunk(totals.to(torch.float64).unsqueeze(-1).flatten(1), self.radius)
+        projected = clip_to_norm(totals.to(torch.float64).unsqueeze(-1).flatten(1), self.radius)
         return self.nearest(projected).reshape(totals.shape)
 
     def nearest(self, values: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,8 @@ class MatchedCost:
 class LocalMechanism(ABC):
     """A mechanism Y = x + noise for values x = f(record), with its own local guarantee.
 
-    The sensitivity Δ is a *diameter*, sup‖x − x'‖ in the mechanism's norm, from public bounds.
+    Under replace-one the sensitivity Δ is the *diameter* sup‖x − x'‖ of the set that the values are
+    mapped to, in the mechanism's norm and from public bounds.
     Subclasses are frozen dataclasses; the rest of the package asks a mechanism only
     through these methods, so that no other file knows a mechanism by name.
 
@@ -59,11 +60,11 @@ class LocalMechanism(ABC):
 
     Attributes:
         name: its name in a configuration, a message and a policy.
-        norm: the norm of its sensitivity; a plan refuses a map that bounds another.
+        norm: the norm of its diameter; a plan refuses a map that bounds another.
         needs_delta: whether the guarantee has a δ > 0; otherwise it is pure ε.
         gaussian_trade_off: whether it is exactly a Gaussian mechanism, as sharper audits suppose.
         calibrations: ways from (ε, δ) to the scale, where there are several; the default first.
-        sensitivity: Δ > 0.
+        diameter: Δ > 0.
         epsilon: ε > 0.
         delta: δ; 0 without `needs_delta`.
         scale: the noise's parameter σ, in units of the values.
@@ -77,7 +78,7 @@ class LocalMechanism(ABC):
     adjacency: ClassVar[str] = "replace-one"
     unit: ClassVar[str] = "record"
 
-    sensitivity: float
+    diameter: float
     epsilon: float
     delta: float
     scale: float
@@ -85,12 +86,12 @@ class LocalMechanism(ABC):
     @classmethod
     @abstractmethod
     def from_epsilon(
-        cls, sensitivity: float, epsilon: float, delta: float, calibration: str | None = None
+        cls, diameter: float, epsilon: float, delta: float, calibration: str | None = None
     ) -> Self:
         """The mechanism with this guarantee.
 
         Args:
-            sensitivity: Δ > 0.
+            diameter: Δ > 0.
             epsilon: ε > 0.
             delta: δ in (0, 1), read where `needs_delta`.
             calibration: one of `calibrations`; None: the default, or the only one.
@@ -101,11 +102,11 @@ class LocalMechanism(ABC):
 
     @classmethod
     @abstractmethod
-    def from_scale(cls, sensitivity: float, scale: float, delta: float) -> Self:
+    def from_scale(cls, diameter: float, scale: float, delta: float) -> Self:
         """The mechanism with noise of this scale σ; its ε is the least that holds, rounded up.
 
         Args:
-            sensitivity: Δ > 0.
+            diameter: Δ > 0.
             scale: σ > 0.
             delta: δ in (0, 1), read where `needs_delta`.
 
@@ -139,9 +140,9 @@ class LocalMechanism(ABC):
         """The mechanism as a `dp_accounting.DpEvent`, its noise in units of the sensitivity."""
 
 
-def slackened(sensitivity: float) -> float:
+def slackened(diameter: float) -> float:
     """Δ with room for the float32 rounding of the map that promises it."""
-    return sensitivity * (1.0 + _SLACK)
+    return diameter * (1.0 + _SLACK)
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:
@@ -152,7 +153,7 @@ def finite(values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class LaplaceMechanism(LocalMechanism):
+class Laplace(LocalMechanism):
     """Y = x + Laplace(σ)^d with scale σ = Δ₁/ε: pure ε local differential privacy.
 
     Δ₁ is the *diameter* sup‖x − x'‖₁ of the set the values are mapped to, from public bounds: 2r
@@ -165,14 +166,14 @@ class LaplaceMechanism(LocalMechanism):
         - Every coordinate gets independent Laplace noise of that scale.
 
     Args:
-        sensitivity: Δ₁ > 0, the L1 diameter under replace-one.
+        diameter: Δ₁ > 0, the L1 diameter under replace-one.
         epsilon: ε > 0.
 
     Raises:
         PrivacyError: If either is not a finite number > 0.
     """
 
-    sensitivity: float
+    diameter: float
     epsilon: float
     delta: float = field(init=False, repr=False, default=0.0)
     scale: float = field(init=False)
@@ -182,28 +183,28 @@ class LaplaceMechanism(LocalMechanism):
     needs_delta: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        sensitivity = checks.positive("sensitivity", self.sensitivity)
+        diameter = checks.positive("diameter", self.diameter)
         epsilon = checks.positive("epsilon", self.epsilon)
-        scale = math.nextafter(slackened(sensitivity) / epsilon, math.inf)
+        scale = math.nextafter(slackened(diameter) / epsilon, math.inf)
         object.__setattr__(self, "scale", scale)
 
     @classmethod
     def from_epsilon(
         cls,
-        sensitivity: float,
+        diameter: float,
         epsilon: float,
         delta: float = 0.0,
         calibration: str | None = None,
-    ) -> LaplaceMechanism:
+    ) -> Laplace:
         """The mechanism with this ε; neither δ nor a calibration changes it."""
-        return cls(sensitivity, epsilon)
+        return cls(diameter, epsilon)
 
     @classmethod
-    def from_scale(cls, sensitivity: float, scale: float, delta: float = 0.0) -> LaplaceMechanism:
+    def from_scale(cls, diameter: float, scale: float, delta: float = 0.0) -> Laplace:
         """The mechanism with this noise scale σ; its ε is Δ₁/σ, rounded up."""
         scale = checks.positive("scale", scale)
-        implied = slackened(checks.positive("sensitivity", sensitivity)) / scale
-        mechanism = cls(sensitivity, math.nextafter(implied, math.inf))
+        implied = slackened(checks.positive("diameter", diameter)) / scale
+        mechanism = cls(diameter, math.nextafter(implied, math.inf))
         object.__setattr__(mechanism, "scale", scale)
         return mechanism
 
@@ -220,13 +221,11 @@ class LaplaceMechanism(LocalMechanism):
 
     @property
     def event(self) -> Any:
-        return checks.require("dp_accounting").LaplaceDpEvent(
-            self.scale / slackened(self.sensitivity)
-        )
+        return checks.require("dp_accounting").LaplaceDpEvent(self.scale / slackened(self.diameter))
 
 
 @dataclass(frozen=True)
-class GaussianMechanism(LocalMechanism):
+class Gaussian(LocalMechanism):
     """Y = x + N(0, σ² I) with the smallest σ that is (ε, δ) local differential privacy.
 
     The *analytic* mechanism (Balle and Wang 2018, Theorem 8): σ is exact where
@@ -246,7 +245,7 @@ class GaussianMechanism(LocalMechanism):
         - Every coordinate gets independent normal noise of that scale.
 
     Args:
-        sensitivity: Δ₂ > 0, the L2 diameter under replace-one.
+        diameter: Δ₂ > 0, the L2 diameter under replace-one.
         epsilon: ε > 0.
         delta: δ in (0, 1).
         calibration: ``"analytic"`` or ``"equation5"``.
@@ -255,7 +254,7 @@ class GaussianMechanism(LocalMechanism):
         PrivacyError: If a value is out of range or the calibration is unknown.
     """
 
-    sensitivity: float
+    diameter: float
     epsilon: float
     delta: float
     calibration: str = "analytic"
@@ -268,7 +267,7 @@ class GaussianMechanism(LocalMechanism):
     calibrations: ClassVar[tuple[str, ...]] = ("analytic", "equation5")
 
     def __post_init__(self) -> None:
-        sensitivity = checks.positive("sensitivity", self.sensitivity)
+        diameter = checks.positive("diameter", self.diameter)
         epsilon = checks.positive("epsilon", self.epsilon)
         delta = checks.failure_probability(self.delta)
         if self.calibration not in self.calibrations:
@@ -278,22 +277,22 @@ class GaussianMechanism(LocalMechanism):
             )
         analytic = self.calibration == "analytic"
         multiplier = (gaussian_multiplier if analytic else _equation5)(epsilon, delta)
-        object.__setattr__(self, "scale", slackened(sensitivity) * multiplier)
+        object.__setattr__(self, "scale", slackened(diameter) * multiplier)
 
     @classmethod
     def from_epsilon(
-        cls, sensitivity: float, epsilon: float, delta: float, calibration: str | None = None
-    ) -> GaussianMechanism:
+        cls, diameter: float, epsilon: float, delta: float, calibration: str | None = None
+    ) -> Gaussian:
         """The mechanism with this (ε, δ), by default with the analytic scale."""
-        return cls(sensitivity, epsilon, delta, calibration or cls.calibrations[0])
+        return cls(diameter, epsilon, delta, calibration or cls.calibrations[0])
 
     @classmethod
-    def from_scale(cls, sensitivity: float, scale: float, delta: float) -> GaussianMechanism:
+    def from_scale(cls, diameter: float, scale: float, delta: float) -> Gaussian:
         """The mechanism with this noise std σ; its ε is the least that holds at δ, rounded up."""
         scale = checks.positive("scale", scale)
-        sensitivity = checks.positive("sensitivity", sensitivity)
+        diameter = checks.positive("diameter", diameter)
         delta = checks.failure_probability(delta)
-        mechanism = cls(sensitivity, gaussian_epsilon(scale / slackened(sensitivity), delta), delta)
+        mechanism = cls(diameter, gaussian_epsilon(scale / slackened(diameter), delta), delta)
         object.__setattr__(mechanism, "scale", scale)
         return mechanism
 
@@ -311,7 +310,7 @@ class GaussianMechanism(LocalMechanism):
     @property
     def event(self) -> Any:
         return checks.require("dp_accounting").GaussianDpEvent(
-            self.scale / slackened(self.sensitivity)
+            self.scale / slackened(self.diameter)
         )
 
 
@@ -328,7 +327,7 @@ def _equation5(epsilon: float, delta: float) -> float:
 
 LOCAL_MECHANISMS: Registry[type[LocalMechanism]] = Registry(
     "mechanism.name",
-    {cls.name: cls for cls in (LaplaceMechanism, GaussianMechanism)},
+    {cls.name: cls for cls in (Laplace, Gaussian)},
     group="fedsink.local_mechanisms",
 )
 """Every local mechanism that can be asked for. At a node the owner's policy names those that may

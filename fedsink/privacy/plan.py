@@ -288,12 +288,17 @@ class PrivacyPlan:
         Args:
             key: of samples and noise; it gives each round of a client once.
             client: number of the client whose records these are, where several share the key.
-            after: number of rounds that the key has given this client before.
+            after: number of rounds that the key has released for this client before.
 
         Raises:
-            PrivacyError: If the schedule is not joint, the key has given other rounds, or, in the
-                loop, a round was left without its release.
+            PrivacyError: If the schedule is not joint, the clip samples no records, the key has
+                released other rounds, or, in the loop, a round was left without its release.
         """
+        if not self.clip.sampled:
+            raise PrivacyError(
+                f"a loop of one's own samples records, and {type(self.clip).__name__} samples "
+                "none: take RecordClip or BatchClip."
+            )
         if not isinstance(self.schedule, JointSchedule):
             raise PrivacyError(
                 f"a loop of one's own has a joint schedule, received {self.schedule.name}: its "

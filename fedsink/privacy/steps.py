@@ -13,11 +13,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -41,15 +42,16 @@ class NoiseKey:
 
     Guarantees:
         - No two clients, rounds or plans of one key have the same sample or noise.
-        - A round is given once, also by a key that was kept and read again.
+        - A round is released once, also by a key that was kept and read again.
+        - A key that is kept is open in one place at a time, and never without its journal.
         - It is neither copied nor pickled.
     """
 
-    def __init__(self, key: Key, journal: Path | None = None) -> None:
-        self._key, self._journal = key, journal
-        self._given: dict[str, int] = {}
-        if journal is not None and journal.exists():
-            self._given = {str(k): int(v) for k, v in read_json(journal.read_bytes()).items()}
+    def __init__(self, key: Key) -> None:
+        self._key = key
+        self._journal: Path | None = None
+        self._lock: IO[bytes] | None = None  # held as long as this object lives
+        self._released: dict[str, int] = {}
 
     @classmethod
     def secret(cls) -> NoiseKey:
@@ -68,14 +70,35 @@ class NoiseKey:
 
     @classmethod
     def kept(cls, path: str | Path) -> NoiseKey:
-        """The key in the file PATH, made where there is none, with the rounds given in PATH.given.
+        """The key in the file PATH, made where there is none; PATH.released notes its rounds.
 
         Raises:
-            PrivacyError: The file is damaged, or others can read it.
+            PrivacyError: Another `NoiseKey` has the file open, a file is damaged, the journal is
+                missing, or others can read the key.
         """
         path = Path(path)
-        key = SecretKey.load(path) if path.exists() else SecretKey.create(path, "loop")
-        return cls(key, path.with_name(f"{path.name}.given"))
+        journal = path.with_name(f"{path.name}.released")
+        if not path.exists() and not journal.exists():
+            write_atomic(journal, b"{}", mode=0o600)  # first: a key without one is refused
+            SecretKey.create(path, "loop")
+        kept = cls(SecretKey.load(path))
+        kept._lock = path.open("rb")
+        try:
+            fcntl.flock(kept._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PrivacyError(
+                f"the key {path} is open already: two loops would draw the same noise. End the "
+                "other one, or take another key."
+            ) from None
+        try:
+            released = {str(k): int(v) for k, v in read_json(journal.read_bytes()).items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            raise PrivacyError(
+                f"{journal}, which notes the rounds that the key has released, is missing or "
+                "damaged: restore it, or take another key."
+            ) from None
+        kept._journal, kept._released = journal, released
+        return kept
 
     @property
     def kind(self) -> str:
@@ -83,19 +106,19 @@ class NoiseKey:
         return self._key.kind
 
     def last(self, client: int) -> int:
-        """Returns the last round that was given to a client; 0 before the first."""
-        return self._given.get(str(client), 0)
+        """Returns the last round that was released for a client; 0 before the first."""
+        return self._released.get(str(client), 0)
 
-    def give(self, client: int, round: int) -> None:
-        """Notes that a round is given; raises PrivacyError for one that was given before."""
+    def note(self, client: int, round: int) -> None:
+        """Notes that a round is released; raises PrivacyError for one that was before."""
         if round <= self.last(client):
             raise PrivacyError(
-                f"round {round} of client {client} was given before, and its noise is never drawn "
-                f"again: continue with after={self.last(client)}, or take another key."
+                f"round {round} of client {client} was released before, and its noise is never "
+                f"drawn again: continue with after={self.last(client)}, or take another key."
             )
-        self._given[str(client)] = round
+        self._released[str(client)] = round
         if self._journal is not None:
-            write_atomic(self._journal, json.dumps(self._given).encode(), mode=0o600)
+            write_atomic(self._journal, json.dumps(self._released).encode(), mode=0o600)
 
     def stream(self, purpose: str, client: int, round: int) -> Any:
         """Returns the randomness of one purpose."""
@@ -165,7 +188,7 @@ class Step:
                 "of the plan."
             )
         clipped_by(self._plan.clip, total)  # before the round is noted
-        self._key.give(self._client, self.round)
+        self._key.note(self._client, self.round)
         self.released = True
         noised = self._plan.release(total, self._key.stream("noise", self._client, self.round))
         return total.formed(noised)

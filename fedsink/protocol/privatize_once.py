@@ -59,7 +59,7 @@ class LocalPlan:
             )
         # Every plan that exists must be executable: clients claim its place before they execute it.
         noise_scale(self.image_mechanism.scale)
-        NOISE_MULTIPLIER.check(self.image_mechanism.scale / self.image_mechanism.sensitivity)
+        NOISE_MULTIPLIER.check(self.image_mechanism.scale / self.image_mechanism.diameter)
         _ = self.label_mechanism
 
     @cached_property

@@ -159,6 +159,7 @@ def central_statement(
         "mechanism": sample.mechanism,
         "clip": plan.clip.name,
         "clip_bound": plan.clip.bound,
+        **({"clip_promised_by": _OF_A_CLIP.format(type(plan.clip))} if plan.clip.own else {}),
         "sensitivity": plan.sensitivity,
         "sigma": plan.noise_multiplier,
         "noise_std": plan.noise_std,
@@ -229,6 +230,10 @@ def _shared_noise(
     }
 
 
+_OF_A_CLIP = (
+    "{0.__module__}.{0.__qualname__}, on the word of who wrote it: that each gradient's result "
+    "depends on that gradient alone. Its norm is clipped by fedsink."
+)
 _NULL_WITHOUT_PRIVACY = (
     "epsilon", "delta", "unit", "adjacency", "adjacency_name", "accountant", "accountant_library",
     "clip_bound", "sensitivity", "epsilon_unamplified",

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsink.privacy.clips import shrunk
+from fedsink.privacy.clips import clip_to_norm
 
 # Room for rounding: contributions are clipped to Δ(1 − 2⁻¹⁶), so that what all roundings of a sum
 # can move (less than Δ·2⁻¹⁶, see matmul_keeps_the_bound) still fits below Δ.
@@ -148,7 +148,7 @@ def clipped_pullback(
         for number, record in enumerate(y64):
             rows = None if mask is None else mask[:, number]
             pulled = pull(single_contribution(x64, record, f64, lam, math.inf, rows))
-            total += shrunk(pulled.unsqueeze(0), clip, slack=0.0).squeeze(0)
+            total += clip_to_norm(pulled.unsqueeze(0), clip, slack=0.0).squeeze(0)
     return total
 
 
@@ -259,7 +259,7 @@ def single_contribution(
     contribution = w * difference
     if column is not None:  # 0·∞ in a row left out
         contribution = contribution.masked_fill(~column, 0.0)
-    return shrunk(contribution.reshape(1, -1), clip, slack=0.0).reshape(contribution.shape)
+    return clip_to_norm(contribution.reshape(1, -1), clip, slack=0.0).reshape(contribution.shape)
 
 
 def check_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> None:

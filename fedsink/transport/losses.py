@@ -45,8 +45,8 @@ class SinkhornLoss(torch.nn.Module):
     >>> x, y = torch.zeros(3, 2), torch.ones(5, 2)
     >>> round(float(SinkhornLoss(lam=0.5)(x, y)), 3)
     2.0
-    >>> from fedsink.privacy import GaussianMechanism
-    >>> SinkhornLoss.matched_to(GaussianMechanism.from_scale(1.0, 0.5, delta=1e-5))
+    >>> from fedsink.privacy import Gaussian
+    >>> SinkhornLoss.matched_to(Gaussian.from_scale(1.0, 0.5, delta=1e-5))
     SinkhornLoss(SquaredEuclidean(), lam=0.5, debias=False)
 
     Args:

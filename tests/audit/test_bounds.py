@@ -17,7 +17,7 @@ from fedsink.audit.bounds import (
     one_run_p_value,
 )
 from fedsink.errors import PrivacyError
-from fedsink.privacy import GaussianMechanism
+from fedsink.privacy import Gaussian
 
 _DELTA = 1e-5
 
@@ -71,11 +71,11 @@ def test_the_gaussian_trade_off_refutes_two_thirds_of_the_noise(
     factor: float, refuted: bool
 ) -> None:
     scale = 2.0
-    claim = GaussianMechanism.from_scale(1.0, scale, _DELTA).epsilon
+    claim = Gaussian.from_scale(1.0, scale, _DELTA).epsilon
     right = norm.cdf(0.5 / (scale * factor))
     [mu] = gaussian_mu(_draws(right, 1.0 - right, 10_000, 1), 0.95)
     assert (gaussian_epsilon(mu, _DELTA) > claim) is refuted
-    expected = GaussianMechanism.from_scale(1.0, 1.0 / mu, _DELTA).epsilon
+    expected = Gaussian.from_scale(1.0, 1.0 / mu, _DELTA).epsilon
     assert gaussian_epsilon(mu, _DELTA) == pytest.approx(expected, rel=1e-4)
 
 

@@ -15,7 +15,7 @@ from fedsink.audit.distinguisher import (
     lower_bound,
 )
 from fedsink.errors import PrivacyError
-from fedsink.privacy import GaussianMechanism
+from fedsink.privacy import Gaussian
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_half_the_noise_of_a_small_epsilon_is_found_nearly_always(
     columns: int, unknown: bool
 ) -> None:
     claim = 1.0
-    mu = 2.0 / GaussianMechanism(1.0, claim, 1e-5).scale
+    mu = 2.0 / Gaussian(1.0, claim, 1e-5).scale
     shift = mu / columns**0.5
     moved = np.full(columns, 0.0 if unknown else shift)
     for s in range(12):

@@ -34,7 +34,7 @@ from fedsink.privacy import (
     local_mechanism,
 )
 from fedsink.privacy.accounting.accountants import gaussian_delta
-from fedsink.privacy.clips import shrunk
+from fedsink.privacy.clips import clip_to_norm
 from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.packing import pack
@@ -376,7 +376,7 @@ class RowClip(CriticClip):
     """Clips each row by itself, with noise for one row, as published."""
 
     def total(self, gradients: Tensor) -> Tensor:
-        rows = shrunk(gradients.flatten(0, -2), self.bound)
+        rows = clip_to_norm(gradients.flatten(0, -2), self.bound)
         return rows.reshape(gradients.shape).sum(1)
 
 

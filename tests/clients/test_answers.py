@@ -47,11 +47,11 @@ import torch
 
 from fedsink.clients.answer import BatchedAnswer
 from fedsink.models import Mlp
-from fedsink.privacy import LaplaceMechanism
+from fedsink.privacy import Laplace
 from fedsink.clients.ledger.charge import Charge
 from fedsink.protocol.packing import pack, unpack
 
-NOISE = LaplaceMechanism.from_epsilon(2.0, 2.0, 0.0)  # in each of nine rounds
+NOISE = Laplace.from_epsilon(2.0, 2.0, 0.0)  # in each of nine rounds
 
 
 @dataclass(frozen=True)
@@ -345,11 +345,11 @@ from typing import ClassVar
 
 import torch
 
-from fedsink.privacy import LaplaceMechanism
+from fedsink.privacy import Laplace
 
 
 @dataclass(frozen=True)
-class Rounded(LaplaceMechanism):
+class Rounded(Laplace):
     name: ClassVar[str] = "rounded"
 
     def privatize(self, values, stream):

@@ -24,7 +24,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError, ReleaseRefusedError
-from fedsink.privacy import Stream
+from fedsink.privacy import RecordClip, Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.transport import L1, ConvergedSolver, Mixed, append_labels, transport_gradient
 from fedsink.transport.backends import GeomlossSolver
@@ -104,6 +104,41 @@ def test_record_release_without_noise_is_the_naive_sum_over_the_batch(
     expected = naive_record_total(request, shard.images[batch], shard.labels[batch])
     released = client_gradient(request, shard, silent)
     assert torch.allclose(released.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("schedule", "label"), [("joint", None), ("class", 1)])
+@pytest.mark.parametrize("capacity", [None, 5])
+def test_a_clip_of_ones_own_gets_each_contribution(
+    make_request: Make, silent: Streams, schedule: str, label: int | None, capacity: int | None
+) -> None:
+    """One that transforms nothing gives what fedsink's gives, and no gradients give nothing."""
+
+    class Plain(RecordClip):
+        name = "plain"
+
+    class Doubled(Plain):
+        name = "doubled"
+
+        def transform(self, gradients: Tensor) -> Tensor:
+            return 2.0 * gradients
+
+    usual = make_request(clip="record", schedule=schedule, label=label, bound=0.2, rate=0.4)
+    plan = replace(usual.plan, capacity=capacity, nominal_records=capacity and 100)
+
+    def released(clip: RecordClip, shard: Shard) -> Tensor:
+        return client_gradient(replace(usual, plan=replace(plan, clip=clip)), shard, silent)
+
+    torch.testing.assert_close(
+        released(Plain(0.2), shard_of()),
+        released(RecordClip(0.2), shard_of()),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+    torch.testing.assert_close(
+        released(Doubled(0.4), shard_of()), 2 * released(RecordClip(0.2), shard_of()),
+        rtol=1e-4, atol=1e-6,
+    )  # fmt: skip
+    assert not bool(released(Plain(0.2), shard_of(0)).any())
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])

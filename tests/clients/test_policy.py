@@ -15,6 +15,7 @@ from fedsink.clients.policy_file import WORDS, TomlTable, read_policy
 from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
+from fedsink.privacy import BatchClip
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
@@ -277,6 +278,17 @@ def test_a_share_of_the_noise_is_judged_as_the_owner_says(write: Write, make_req
     weak = replace(request, plan=replace(request.plan, noise_multiplier=0.4))
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier: σ = 0.4"):
         DPSinkhornAnswer([weak]).check_policy(with_word("trusted"))
+
+
+def test_no_owner_answers_a_clip_of_somebodys_own(write: Write, make_request: Make) -> None:
+    class Mine(BatchClip):
+        name = "mine"
+
+    request = make_request(rate=0.5, sigma=0.5, bound=1.0)
+    DPSinkhornAnswer([request]).check_policy(write())
+    mine = replace(request, plan=replace(request.plan, clip=Mine(1.0)))
+    with pytest.raises(PolicyRefusedError, match=r"allow.mechanisms: clip=mine is somebody's own"):
+        DPSinkhornAnswer([mine]).check_policy(write())
 
 
 def test_limits_hold_for_the_whole_message_and_for_every_use(

@@ -21,11 +21,11 @@ from typing import ClassVar
 
 import torch
 
-from fedsink.privacy import LaplaceMechanism
+from fedsink.privacy import Laplace
 
 
 @dataclass(frozen=True)
-class Rounded(LaplaceMechanism):
+class Rounded(Laplace):
     name: ClassVar[str] = "rounded"
 
     def privatize(self, values, stream):

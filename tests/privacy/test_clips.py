@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import BatchClip, CriticClip, RecordClip, RowClip, Stream
+from fedsink.privacy import BatchClip, CriticClip, RecordClip, RowClip, Stream, attack_clip, clips
 from fedsink.privacy.clips import (
     MOST_CRITICS,
     MOST_ROWS,
     ClipOfCritics,
     ClipOfRecords,
     clip_from_dict,
-    shrunk,
+    clip_to_norm,
+    simulated_here,
 )
 from fedsink.transport import clipped_sums
 
@@ -69,7 +70,7 @@ def test_a_gradient_may_be_a_single_number(value):
     expected = torch.tensor(0.0 if math.isnan(value) else max(-0.5, min(0.5, value)))
     one = torch.tensor(value)
     torch.testing.assert_close(BatchClip(0.5).apply(one), expected, rtol=1e-4, atol=0)
-    each = BatchClip(0.5).apply_each(torch.stack([one, one]))
+    each = BatchClip(0.5).clip_each(torch.stack([one, one]))
     torch.testing.assert_close(each, expected.expand(2), rtol=1e-4, atol=0)
 
 
@@ -156,7 +157,7 @@ PROBLEMS = st.one_of(st.tuples(vectors(), ALL_BOUNDS), near())
 def test_the_batch_clip_keeps_its_sensitivity_over_the_whole_range_of_floats(problem):
     values, bound = problem
     clip = BatchClip(bound)
-    clipped = clip.apply_each(values)
+    clipped = clip.clip_each(values)
     assert clipped.dtype == values.dtype
     assert bool(clipped.isfinite().all())
     for gradient, alone in zip(clipped, values, strict=True):
@@ -174,7 +175,7 @@ def test_the_batch_clip_keeps_its_sensitivity_over_the_whole_range_of_floats(pro
 @given(problem=PROBLEMS, slack=st.sampled_from([2.0**-20, 2.0**-16, 0.5]))
 def test_shrunk_vectors_keep_the_bound_their_direction_and_what_is_short(problem, slack):
     values, bound = problem
-    results = shrunk(values, bound, slack=slack)
+    results = clip_to_norm(values, bound, slack=slack)
     assert results.dtype == torch.float64
     for vector, result in zip(values.double(), results, strict=True):
         assert square(result) <= Fraction(bound) ** 2
@@ -235,7 +236,7 @@ def test_a_total_is_the_sum_of_the_clipped_gradients_of_each_client():
     gradients[1, 2] *= 100.0
     gradients[2, 0, 1, 1] = math.nan
     total = CriticClip(2.0, 5).total(gradients)
-    expected = sum(BatchClip(2.0).apply_each(gradients[:, m]) for m in range(5))
+    expected = sum(BatchClip(2.0).clip_each(gradients[:, m]) for m in range(5))
     torch.testing.assert_close(total, expected)
     assert bool(total.isfinite().all())
 
@@ -330,3 +331,72 @@ def test_a_clip_of_critics_is_none_of_sampled_records():
             ClipOfRecords.expect(clip)
     with pytest.raises(PrivacyError, match="over critics needs clip=critic, not batch"):
         ClipOfCritics.expect(BatchClip(1.0))
+
+
+# Clips of one's own
+
+
+class Normalised(RecordClip):
+    name = "normalised"
+
+    def transform(self, gradients):
+        return gradients / (0.01 + gradients.norm(dim=1, keepdim=True))
+
+
+class Whole(BatchClip):
+    name = "whole"
+    transform = Normalised.transform
+
+
+def broken(base, **members):
+    return type("Broken", (base,), {"name": "broken", **members})(0.5)
+
+
+@pytest.mark.parametrize("clip", [Normalised(0.5), Whole(0.5), RecordClip(0.5), BatchClip(2.0)])
+def test_an_attack_finds_nothing_in_a_clip_that_keeps_its_promise(clip):
+    attack_clip(clip)
+
+
+@pytest.mark.parametrize("base", [RecordClip, BatchClip])
+@pytest.mark.parametrize(
+    ("members", "found"),
+    [
+        ({"transform": lambda _, g: g / (1e-9 + g.norm())}, "depends on the"),
+        ({"transform": lambda _, g: g - g.mean(0)}, "depends on the"),
+        ({"transform": lambda _, g: g.cumsum(0)}, "depends on the"),
+        ({"transform": lambda _, g: g + torch.randn_like(g)}, "is another each time"),
+        ({"sensitivity": property(lambda clip: 0.9 * clip.bound)}, "its sensitivity allows"),
+        ({"clip_each": lambda _, g: g.clamp(-1e-9, 1e-9)}, "is not finite"),
+        ({"clip_each": lambda _, g: g.nan_to_num().clamp(-1.0, 1.0)}, "its sensitivity allows"),
+        ({"clip_each": lambda _, g: g.zero_()}, "changes what it is given"),
+    ],
+)
+def test_an_attack_finds_a_promise_that_is_not_kept(base, members, found):
+    with pytest.raises(AssertionError, match=found):
+        attack_clip(broken(base, **members))
+
+
+@pytest.mark.parametrize("base", [RecordClip, BatchClip])
+def test_whatever_a_transform_gives_the_norm_is_clipped(base):
+    wild = broken(base, transform=lambda _, g: g * 1e30)
+    assert float(wild.clip_each(torch.ones(3, 4)).norm(dim=1).max()) <= 0.5
+    for transform in (lambda _, g: g[:1], lambda _, g: g.half()):
+        with pytest.raises(PrivacyError, match=r"Broken\.transform must return \(3, 4\) of"):
+            broken(base, transform=transform).clip_each(torch.ones(3, 4))
+
+
+def test_only_a_process_that_simulates_reads_a_clip_of_somebodys_own(monkeypatch):
+    monkeypatch.setattr(clips, "_OWN", {})
+    clip = Normalised(0.5)
+    assert clip.own
+    assert not RecordClip(0.5).own
+    with pytest.raises(KeyError):
+        clip_from_dict(clip.to_dict())
+    simulated_here(clip)
+    assert clip_from_dict(clip.to_dict()) == clip
+    for wrong, why in (
+        (type("Same", (RecordClip,), {})(1.0), "has the name 'record' of fedsink's"),
+        (type("Critic", (CriticClip,), {"name": "mine"})(1.0, 2), "is a RecordClip or a BatchClip"),
+    ):
+        with pytest.raises(PrivacyError, match=why):
+            simulated_here(wrong)

@@ -10,9 +10,9 @@ import torch
 from fedsink.errors import PrivacyError
 from fedsink.privacy import (
     BatchClip,
-    GaussianMechanism,
+    Gaussian,
     JointSchedule,
-    LaplaceMechanism,
+    Laplace,
     PrivacyPlan,
     Stream,
 )
@@ -35,7 +35,7 @@ def test_correction_1_the_noise_is_two_delta_sigma_and_the_theorems_reading_cost
 def test_correction_2_the_scale_is_the_diameter_over_epsilon():
     """Corollary 1 prints λ = ε/Δ₁ with Δ₁ = sup‖x‖₁: a ball of radius r has diameter 2r."""
     radius, eps = 140.0, 35.0
-    mechanism = LaplaceMechanism(2 * radius, eps)
+    mechanism = Laplace(2 * radius, eps)
     assert mechanism.scale == pytest.approx(2 * radius / eps, rel=1e-5)
     assert mechanism.matched_cost.lam == mechanism.scale
     for slip in (eps / radius, eps / (2 * radius), radius / eps):
@@ -51,15 +51,15 @@ def test_correction_2_the_scale_is_the_diameter_over_epsilon():
     ("eps", "analytic", "equation5"), [(25, 9.174, 9.647), (30, 8.065, 8.436), (35, 7.247, 7.549)]
 )
 def test_correction_3_the_published_gaussian_scales_are_analytic(eps, analytic, equation5):
-    assert GaussianMechanism(40, eps, 1e-4).scale == pytest.approx(analytic, abs=1e-3)
-    printed = GaussianMechanism(40, eps, 1e-4, calibration="equation5").scale
+    assert Gaussian(40, eps, 1e-4).scale == pytest.approx(analytic, abs=1e-3)
+    printed = Gaussian(40, eps, 1e-4, calibration="equation5").scale
     assert printed == pytest.approx(equation5, abs=1e-3)
 
 
 def test_correction_3_the_classical_formula_is_nowhere():
-    assert math.sqrt(2 * math.log(1.25 / 1e-5)) / 10 < GaussianMechanism(1.0, 10.0, 1e-5).scale
+    assert math.sqrt(2 * math.log(1.25 / 1e-5)) / 10 < Gaussian(1.0, 10.0, 1e-5).scale
     with pytest.raises(PrivacyError, match="calibration 'classical' is unknown: choose one of"):
-        GaussianMechanism(1.0, 10.0, 1e-5, calibration="classical")
+        Gaussian(1.0, 10.0, 1e-5, calibration="classical")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_correction_3_the_classical_formula_is_nowhere():
 )
 def test_correction_4_whole_images_without_projection_cost_hundreds(diameter, scale, eps):
     """The paper says ε = 97 for MNIST at σ = 3."""
-    assert LaplaceMechanism.from_scale(diameter, scale).epsilon == pytest.approx(eps, abs=0.05)
+    assert Laplace.from_scale(diameter, scale).epsilon == pytest.approx(eps, abs=0.05)
 
 
 def test_correction_5_the_half_circles_diameters():
@@ -82,8 +82,8 @@ def test_correction_5_the_half_circles_diameters():
     assert float(torch.cdist(points @ turn, points @ turn, p=1).max()) == pytest.approx(
         2.83, abs=2e-3
     )
-    assert LaplaceMechanism.from_scale(l1, 0.4).epsilon == pytest.approx(6.04, abs=0.01)
-    assert GaussianMechanism.from_scale(2.0, 1.276, 1e-4).epsilon == pytest.approx(6.55, abs=0.01)
+    assert Laplace.from_scale(l1, 0.4).epsilon == pytest.approx(6.04, abs=0.01)
+    assert Gaussian.from_scale(2.0, 1.276, 1e-4).epsilon == pytest.approx(6.55, abs=0.01)
 
 
 def test_correction_6_shuffling_is_refused_beyond_its_condition():

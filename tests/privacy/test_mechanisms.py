@@ -16,8 +16,8 @@ from scipy import integrate, stats
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.privacy import (
     LOCAL_MECHANISMS,
-    GaussianMechanism,
-    LaplaceMechanism,
+    Gaussian,
+    Laplace,
     LocalMechanism,
     MatchedCost,
     ProductMechanism,
@@ -109,7 +109,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 def test_what_is_installed_must_be_a_local_mechanism_of_its_name(
     point: str, install_package: Callable[[dict[str, str], str], None]
 ) -> None:
-    text = "from fedsink.privacy import LaplaceMechanism as Mechanism\nnothing = 3\nOther = int\n"
+    text = "from fedsink.privacy import Laplace as Mechanism\nnothing = 3\nOther = int\n"
     install_package({"plugin.py": text}, f"[fedsink.local_mechanisms]\n{point}\n")
     name = point.split()[0]
     with pytest.raises(ConfigError, match=f"'{name}' was installed as .* no LocalMechanism of tha"):
@@ -118,14 +118,14 @@ def test_what_is_installed_must_be_a_local_mechanism_of_its_name(
 
 @given(POSITIVE, POSITIVE)
 def test_the_likelihood_ratio_of_two_inputs_a_diameter_apart_is_at_most_epsilon(sensitivity, eps):
-    scale = LaplaceMechanism(sensitivity, eps).scale
+    scale = Laplace(sensitivity, eps).scale
     assert sensitivity / eps <= scale <= 1.00001 * sensitivity / eps
     assert sensitivity / scale <= eps  # sup |log p(y|x) − log p(y|x')|
 
 
 @given(POSITIVE, POSITIVE)
 def test_epsilon_is_implied_by_the_scale_and_never_rounded_down_for_laplace(sensitivity, scale):
-    mechanism = LaplaceMechanism.from_scale(sensitivity, scale)
+    mechanism = Laplace.from_scale(sensitivity, scale)
     assert mechanism.scale == scale
     assert sensitivity / scale <= mechanism.epsilon <= 1.00001 * sensitivity / scale
 
@@ -133,10 +133,8 @@ def test_epsilon_is_implied_by_the_scale_and_never_rounded_down_for_laplace(sens
 @pytest.mark.parametrize(
     ("mechanism", "law"),
     [
-        pytest.param(LaplaceMechanism(2.0, 5.0), stats.laplace(scale=2.0 / 5.0), id="laplace"),
-        pytest.param(
-            GaussianMechanism.from_scale(2.0, 1.276, 1e-4), stats.norm(scale=1.276), id="gaussian"
-        ),
+        pytest.param(Laplace(2.0, 5.0), stats.laplace(scale=2.0 / 5.0), id="laplace"),
+        pytest.param(Gaussian.from_scale(2.0, 1.276, 1e-4), stats.norm(scale=1.276), id="gaussian"),
     ],
 )
 def test_every_coordinate_gets_independent_noise_of_the_scale(mechanism, law):
@@ -149,7 +147,7 @@ def test_every_coordinate_gets_independent_noise_of_the_scale(mechanism, law):
 
 def test_noise_is_added_to_the_values_as_float32():
     values = torch.arange(6.0).reshape(2, 3)
-    mechanism = LaplaceMechanism(1.0, 1.0)
+    mechanism = Laplace(1.0, 1.0)
     private = mechanism.privatize(values, Stream(b"key"))
     noise = mechanism.privatize(torch.zeros(2, 3), Stream(b"key"))
     assert private.dtype == torch.float32
@@ -159,9 +157,9 @@ def test_noise_is_added_to_the_values_as_float32():
 @pytest.mark.parametrize(
     ("mechanism", "law", "cost", "lam", "power"),
     [
-        (LaplaceMechanism(2.0, 5.0), torch.distributions.Laplace, "l1", lambda scale: scale, 1),
+        (Laplace(2.0, 5.0), torch.distributions.Laplace, "l1", lambda scale: scale, 1),
         (
-            GaussianMechanism.from_scale(2.0, 1.276, 1e-4),
+            Gaussian.from_scale(2.0, 1.276, 1e-4),
             torch.distributions.Normal,
             "squared_l2",
             lambda scale: 2 * scale**2,
@@ -196,15 +194,15 @@ def test_delta_is_the_hockey_stick_divergence(multiplier, eps):
 @given(SENSITIVITIES, EPSILONS, DELTAS)
 def test_the_exact_delta_does_not_exceed_delta_and_the_scale_is_least(sensitivity, eps, delta):
     """Pitfall 7: the classical formula does neither, at any ε."""
-    scale = GaussianMechanism(sensitivity, eps, delta).scale
+    scale = Gaussian(sensitivity, eps, delta).scale
     assert gaussian_delta(scale / sensitivity, eps) <= delta
     assert gaussian_delta(scale / sensitivity * (1 - 1e-5), eps) > delta
 
 
 @given(SENSITIVITIES, EPSILONS, DELTAS)
 def test_epsilon_is_implied_by_the_scale_and_never_rounded_down(sensitivity, eps, delta):
-    scale = GaussianMechanism(sensitivity, eps, delta).scale
-    implied = GaussianMechanism.from_scale(sensitivity, scale, delta)
+    scale = Gaussian(sensitivity, eps, delta).scale
+    implied = Gaussian.from_scale(sensitivity, scale, delta)
     assert implied.scale == scale
     assert implied.epsilon == pytest.approx(eps, rel=1e-6)
     assert gaussian_delta(scale / sensitivity, implied.epsilon) <= delta
@@ -212,19 +210,19 @@ def test_epsilon_is_implied_by_the_scale_and_never_rounded_down(sensitivity, eps
 
 @given(SENSITIVITIES, EPSILONS, st.floats(1e-12, 0.5))
 def test_equation_5_is_enough_and_never_less_than_the_analytic_scale(sensitivity, eps, delta):
-    printed = GaussianMechanism(sensitivity, eps, delta, calibration="equation5")
+    printed = Gaussian(sensitivity, eps, delta, calibration="equation5")
     assert gaussian_delta(printed.scale / sensitivity, eps) <= delta
-    assert printed.scale >= GaussianMechanism(sensitivity, eps, delta).scale * (1 - 1e-9)
+    assert printed.scale >= Gaussian(sensitivity, eps, delta).scale * (1 - 1e-9)
     assert printed.calibration == "equation5"
 
 
 def test_noise_so_large_that_delta_alone_suffices_has_epsilon_about_zero():
-    assert 0 < GaussianMechanism.from_scale(1.0, 1e6, 1e-3).epsilon < 1e-11
+    assert 0 < Gaussian.from_scale(1.0, 1e6, 1e-3).epsilon < 1e-11
 
 
 @pytest.mark.parametrize(("eps", "more"), [(1.0, 1.24), (10.0, 1.09), (20.0, 1.06)])
 def test_equation_5_adds_as_much_more_as_is_said(eps, more):
-    scales = [GaussianMechanism(1.0, eps, 1e-5, kind).scale for kind in ("equation5", "analytic")]
+    scales = [Gaussian(1.0, eps, 1e-5, kind).scale for kind in ("equation5", "analytic")]
     assert scales[0] / scales[1] == pytest.approx(more, abs=0.006)
 
 
@@ -295,22 +293,22 @@ def test_bad_labels_are_refused_without_showing_them(labels):
             method(torch.tensor(labels))
 
 
-PRODUCT = ProductMechanism(LaplaceMechanism(1.0, 1.0), LABEL)
+PRODUCT = ProductMechanism(Laplace(1.0, 1.0), LABEL)
 NO_LABELS = torch.zeros(0, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
     ("call", "arguments", "message"),
     [
-        (LaplaceMechanism, (0, 1.0), "sensitivity must be a finite number > 0, received 0"),
-        (LaplaceMechanism, (1.0, -1), "epsilon must be a finite number > 0, received -1"),
-        (LaplaceMechanism.from_scale, (1.0, math.nan), "scale must be a finite .*, received nan"),
-        (GaussianMechanism, (-2, 1.0, DELTA), "sensitivity must be a finite .*, received -2"),
-        (GaussianMechanism, (1.0, 0, DELTA), "epsilon must be a finite number > 0, received 0"),
-        (GaussianMechanism, (1.0, 1.0, 0), r"delta must lie in \(0, 1\), received 0"),
-        (GaussianMechanism.from_scale, (1.0, 0.0, DELTA), r"scale must be .*, received 0\.0"),
-        (GaussianMechanism, (1.0, 1.0, DELTA, "classical"), "is unknown: .* one of analytic, equ"),
-        (GaussianMechanism, (1.0, 1.0, 0.6, "equation5"), "'equation5' holds for delta ≤ "),
+        (Laplace, (0, 1.0), "diameter must be a finite number > 0, received 0"),
+        (Laplace, (1.0, -1), "epsilon must be a finite number > 0, received -1"),
+        (Laplace.from_scale, (1.0, math.nan), "scale must be a finite .*, received nan"),
+        (Gaussian, (-2, 1.0, DELTA), "diameter must be a finite .*, received -2"),
+        (Gaussian, (1.0, 0, DELTA), "epsilon must be a finite number > 0, received 0"),
+        (Gaussian, (1.0, 1.0, 0), r"delta must lie in \(0, 1\), received 0"),
+        (Gaussian.from_scale, (1.0, 0.0, DELTA), r"scale must be .*, received 0\.0"),
+        (Gaussian, (1.0, 1.0, DELTA, "classical"), "is unknown: .* one of analytic, equ"),
+        (Gaussian, (1.0, 1.0, 0.6, "equation5"), "'equation5' holds for delta ≤ "),
         (RandomizedResponse, (1, 1.0), "classes must be an integer ≥ 2, received 1"),
         (RandomizedResponse, (10, 0), "epsilon must be a finite number > 0, received 0"),
         (RandomizedResponse, (10, 1e-7), "at epsilon=1e-07 tells nothing of a label"),
@@ -330,7 +328,7 @@ def test_bad_values_are_refused(call, arguments, message):
 
 @pytest.mark.parametrize(
     ("image", "eps", "delta"),
-    [(LaplaceMechanism(2.0, 30.0), 35.0, 0.0), (GaussianMechanism(2.0, 20.0, 1e-4), 25.0, 1e-4)],
+    [(Laplace(2.0, 30.0), 35.0, 0.0), (Gaussian(2.0, 20.0, 1e-4), 25.0, 1e-4)],
 )
 def test_epsilon_is_the_sum_and_delta_the_images(image, eps, delta):
     product = ProductMechanism(image, LABEL)
@@ -340,7 +338,7 @@ def test_epsilon_is_the_sum_and_delta_the_images(image, eps, delta):
 
 
 def test_the_labels_share_is_the_replace_one_figure_not_an_accountants_replace_special():
-    product = ProductMechanism(LaplaceMechanism(2.0, 3.0), LABEL)
+    product = ProductMechanism(Laplace(2.0, 3.0), LABEL)
     relation = dp_accounting.NeighboringRelation
     printed = {}
     for name in (relation.REPLACE_ONE, relation.REPLACE_SPECIAL):
@@ -352,7 +350,7 @@ def test_the_labels_share_is_the_replace_one_figure_not_an_accountants_replace_s
     assert printed[relation.REPLACE_SPECIAL] == pytest.approx(2.76, abs=0.01)
 
 
-@pytest.mark.parametrize("image", [LaplaceMechanism(2.0, 3.0), GaussianMechanism(2.0, 3.0, 1e-4)])
+@pytest.mark.parametrize("image", [Laplace(2.0, 3.0), Gaussian(2.0, 3.0, 1e-4)])
 def test_the_event_composes_both_and_costs_no_more_than_the_sum(image):
     product = ProductMechanism(image, LABEL)
     assert product.event.events == [image.event, LABEL.event]
@@ -361,7 +359,7 @@ def test_the_event_composes_both_and_costs_no_more_than_the_sum(image):
 
 
 def test_image_noise_and_label_noise_are_independent():
-    product = ProductMechanism(LaplaceMechanism(1.0, 1.0), RandomizedResponse(2, 0.5))
+    product = ProductMechanism(Laplace(1.0, 1.0), RandomizedResponse(2, 0.5))
     n = 20_000
     values, labels = product.privatize(
         torch.zeros(n, 1), torch.zeros(n, dtype=torch.int64), Stream(b"key")
@@ -373,7 +371,7 @@ def test_image_noise_and_label_noise_are_independent():
 
 
 def test_both_parts_are_privatized_as_by_their_mechanisms():
-    product = ProductMechanism(GaussianMechanism(1.0, 1.0, 1e-3), LABEL)
+    product = ProductMechanism(Gaussian(1.0, 1.0, 1e-3), LABEL)
     values, labels = torch.rand(6, 3), torch.arange(6)
     private_values, private_labels = product.privatize(values, labels, Stream(b"key"))
     assert (private_values.dtype, private_labels.dtype) == (torch.float32, torch.int64)

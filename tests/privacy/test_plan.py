@@ -28,7 +28,7 @@ from fedsink.privacy import (
     epsilon,
     plan_from_dict,
 )
-from fedsink.privacy.clips import shrunk
+from fedsink.privacy.clips import clip_to_norm
 from fedsink.transport import clipped_sums
 
 from ..support.laws import assert_law
@@ -366,7 +366,7 @@ def test_nothing_is_clipped_however_long():
     assert isinstance(UNPROTECTED.clip, RecordClip)
     assert isinstance(UNPROTECTED_BATCH.clip, BatchClip)
     vectors = torch.tensor([[0.0], [1.0], [1e9]], dtype=torch.float64)
-    assert torch.equal(shrunk(vectors, UNPROTECTED.clip.bound), vectors)
+    assert torch.equal(clip_to_norm(vectors, UNPROTECTED.clip.bound), vectors)
 
 
 def test_the_unclipped_record_field_is_the_plain_sum():

@@ -18,9 +18,9 @@ from scipy import stats
 
 from fedsink.privacy import (
     BatchClip,
-    GaussianMechanism,
+    Gaussian,
     JointSchedule,
-    LaplaceMechanism,
+    Laplace,
     PoissonSampler,
     PrivacyPlan,
     RandomizedResponse,
@@ -98,7 +98,7 @@ def test_mechanisms_release_noise_of_the_scale_they_state(backend):
     plan = PrivacyPlan.solve(
         rate=0.1, clip=BatchClip(0.5), schedule=JointSchedule(), delta=1e-5, sigma=1.1, rounds=10
     )
-    gaussian, laplace = GaussianMechanism(2.0, 3.0, 1e-5), LaplaceMechanism(2.0, 3.0)
+    gaussian, laplace = Gaussian(2.0, 3.0, 1e-5), Laplace(2.0, 3.0)
     for release, law in (
         (gaussian.privatize, stats.norm(scale=gaussian.scale)),
         (laplace.privatize, stats.laplace(scale=laplace.scale)),

@@ -17,6 +17,7 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import (
     BatchClip,
     ClassSchedule,
+    CriticClip,
     NoiseKey,
     PrivacyPlan,
     RecordClip,
@@ -128,7 +129,7 @@ REFUSED: dict[str, tuple[Callable[[NoiseKey], object], str]] = {
     "a round without its release": (_skipped, "round 1 was not released"),
     "a round released twice": (_twice, "round 1 was released"),
     "a second loop": (_again, r"has had 4 rounds.*after=0"),
-    "a round that was never given": (lambda key: _loop(key, after=2), "has had 0 rounds"),
+    "a round that was never released": (lambda key: _loop(key, after=2), "has had 0 rounds"),
     "a second sample": (
         lambda key: [step := _loop(key), step.sample(40), step.sample(39)], "one sample",
     ),
@@ -137,6 +138,9 @@ REFUSED: dict[str, tuple[Callable[[NoiseKey], object], str]] = {
     "a pickle": (pickle.dumps, "neither copied"),
     "a class schedule": (
         lambda key: replace(PLAN, schedule=ClassSchedule(10)).steps(key), "joint schedule",
+    ),
+    "a clip of critics": (
+        lambda key: replace(PLAN, clip=CriticClip(0.5, 2)).steps(key), "CriticClip samples none",
     ),
     "a made Clipped": (lambda key: replace(PLAN.clip.sum(DATA), total=DATA), "made by a clip"),
     "a sum of two clips": (
@@ -168,11 +172,15 @@ def test_a_clipped_takes_part_in_no_other_arithmetic(play: Callable[[Any], objec
 
 def test_a_key_that_is_kept_gives_no_round_twice(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    steps = PLAN.steps(NoiseKey.kept(path))
+    key = NoiseKey.kept(path)
+    steps = PLAN.steps(key)
     first = next(steps)
     sampled = first.sample(40)
     noised = first.release(PLAN.clip.sum(DATA[sampled]))
     second = next(steps).sample(40)  # here the process ends
+    with pytest.raises(PrivacyError, match="is open already: two loops would draw the same noise"):
+        NoiseKey.kept(path)
+    del key, steps, first
     key = NoiseKey.kept(path)
     with pytest.raises(PrivacyError, match="has had 1 rounds of this key"):
         PLAN.steps(key)
@@ -183,7 +191,7 @@ def test_a_key_that_is_kept_gives_no_round_twice(tmp_path: Path) -> None:
     assert torch.equal(step.sample(40), second)  # which nobody has seen
     assert not torch.equal(step.release(PLAN.clip.sum(DATA[:0])), noised)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert path.with_name("key.given").stat().st_mode & 0o777 == 0o600
+    assert path.with_name("key.released").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_round_is_noted_before_its_noise_is_drawn(
@@ -193,9 +201,24 @@ def test_a_round_is_noted_before_its_noise_is_drawn(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(PrivacyPlan, "release", crash)
+    key = NoiseKey.kept(tmp_path / "key")
     with pytest.raises(KeyboardInterrupt):
-        _loop(NoiseKey.kept(tmp_path / "key")).release(PLAN.clip.sum(DATA))
+        _loop(key).release(PLAN.clip.sum(DATA))
+    assert key.last(0) == 1
+    del key
     assert NoiseKey.kept(tmp_path / "key").last(0) == 1
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"[]", b'{"0": "x"}', b'{"0": null}', b"\xff"])
+def test_a_key_without_its_journal_is_refused(tmp_path: Path, damage: bytes | None) -> None:
+    path, journal = tmp_path / "key", tmp_path / "key.released"
+    played(NoiseKey.kept(path))
+    if damage is None:
+        journal.unlink()
+    else:
+        journal.write_bytes(damage)
+    with pytest.raises(PrivacyError, match=r"key\.released, .*is missing or damaged"):
+        NoiseKey.kept(path)
 
 
 def test_a_capacity_bounds_a_sample_and_nominal_records_a_client() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from fedsink.data.maps import PixelRange, PointBall
 from fedsink.errors import PrivacyError
-from fedsink.privacy import GaussianMechanism, LaplaceMechanism, RandomizedResponse
+from fedsink.privacy import Gaussian, Laplace, RandomizedResponse
 from fedsink.privacy.domain import NOISE_MULTIPLIER
 from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
@@ -23,8 +23,8 @@ PLANS = [LAPLACE, GAUSSIAN, LABELLED, LocalPlan("laplace", PixelRange((1, 2, 3))
 def test_laplace_noise_has_the_scale_of_the_maps_diameter() -> None:
     """Pitfall 2: the sensitivity is asked from the map that is applied."""
     mechanism = LAPLACE.image_mechanism
-    assert isinstance(mechanism, LaplaceMechanism)
-    assert mechanism.sensitivity == LAPLACE.map.sensitivity
+    assert isinstance(mechanism, Laplace)
+    assert mechanism.diameter == LAPLACE.map.sensitivity
     assert mechanism.scale == pytest.approx(2 * math.sqrt(2) / 3.0, rel=1e-5)
     assert mechanism.epsilon == 3.0
 
@@ -32,8 +32,8 @@ def test_laplace_noise_has_the_scale_of_the_maps_diameter() -> None:
 def test_gaussian_noise_is_calibrated_to_the_maps_diameter() -> None:
     """Pitfall 2: the sensitivity is that of the clip that is applied."""
     mechanism = GAUSSIAN.image_mechanism
-    assert isinstance(mechanism, GaussianMechanism)
-    assert mechanism.sensitivity == GAUSSIAN.map.sensitivity
+    assert isinstance(mechanism, Gaussian)
+    assert mechanism.diameter == GAUSSIAN.map.sensitivity
     assert (mechanism.epsilon, mechanism.delta) == (3.0, 1e-5)
 
 

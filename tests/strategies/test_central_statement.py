@@ -47,6 +47,18 @@ def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency):
     json.dumps(stated)
 
 
+def test_a_clip_of_ones_own_is_named_with_whose_word_it_is():
+    class Mine(RecordClip):
+        name = "mine"
+
+    assert "clip_promised_by" not in central_statement(_RECORD, 3, "secret")
+    stated = central_statement(replace(_RECORD, clip=Mine(0.5)), 3, "secret")
+    assert stated["clip"] == "mine"
+    assert stated["epsilon"] == central_statement(_RECORD, 3, "secret")["epsilon"]
+    assert stated["clip_promised_by"].startswith(f"{__name__}.")
+    assert "Mine, on the word of who wrote it" in stated["clip_promised_by"]
+
+
 def test_whoever_starts_a_run_reads_what_is_left_without_amplification():
     stated = central_statement(_BATCH, 3, "secret")
     said = notice(stated, LOCAL_NOISE, 3)

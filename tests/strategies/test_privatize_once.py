@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsink.data.partition import Unequal
 from fedsink.errors import ClientError, ConfigError
-from fedsink.privacy import LaplaceMechanism, Stream
+from fedsink.privacy import Laplace, Stream
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.server import checkpoint
 from fedsink.strategies.losses import LabelStrata
@@ -370,7 +370,7 @@ def test_sigma_is_the_scale_of_the_noise_and_epsilon_follows(name):
     plan, _ = _plan(name, sigma=0.2)
     assert plan.image_mechanism.scale == pytest.approx(0.2, rel=1e-6)
     if name == "laplace":
-        assert isinstance(plan.image_mechanism, LaplaceMechanism)
+        assert isinstance(plan.image_mechanism, Laplace)
         assert plan.epsilon == pytest.approx(2 / 0.2, rel=1e-5)
 
 

@@ -11,7 +11,7 @@ from geomloss import SamplesLoss
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.privacy import GaussianMechanism, LaplaceMechanism, LocalMechanism, Stream
+from fedsink.privacy import Gaussian, Laplace, LocalMechanism, Stream
 from fedsink.transport import (
     L1,
     AnnealedSolver,
@@ -301,9 +301,7 @@ def test_equal_clouds_have_no_divergence_and_one_that_needs_no_gradient_gets_non
     assert not first.requires_grad  # there is no second derivative
 
 
-@pytest.mark.parametrize(
-    "mechanism", [LaplaceMechanism(2.0, 6.0), GaussianMechanism(2.0, 6.0, 1e-5)]
-)
+@pytest.mark.parametrize("mechanism", [Laplace(2.0, 6.0), Gaussian(2.0, 6.0, 1e-5)])
 def test_the_loss_of_a_mechanism_finds_the_records_behind_its_noise(
     mechanism: LocalMechanism,
 ) -> None:

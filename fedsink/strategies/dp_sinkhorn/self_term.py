@@ -231,7 +231,7 @@ class SemiDebiased(SelfTerm):
         gradient = gradient[..., : rows.shape[-1]]
         outside = torch.zeros_like(gradient)
         if self.layout.extra:
-            outside[:, n:] = BatchClip(self.clip.bound).apply_each(gradient[:, n:])
+            outside[:, n:] = BatchClip(self.clip.bound).clip_each(gradient[:, n:])
         return SelfParts(rows.new_zeros(len(rows), 0), gradient[:, :n], outside)
 
 

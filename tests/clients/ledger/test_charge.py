@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from fedsink.clients.ledger.charge import Budget, event_to_json
 from fedsink.errors import PrivacyError
-from fedsink.privacy import GaussianMechanism, LaplaceMechanism, ProductMechanism
+from fedsink.privacy import Gaussian, Laplace, ProductMechanism
 from fedsink.privacy import RandomizedResponse as Response
 
 EVENTS = [
@@ -22,9 +22,9 @@ EVENTS = [
     dp.GaussianDpEvent(1.5),
     dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.25, dp.GaussianDpEvent(1.5)), 400),
     dp.ComposedDpEvent([dp.LaplaceDpEvent(2.0), dp.ComposedDpEvent([dp.GaussianDpEvent(3.0)])]),
-    LaplaceMechanism(2.0, 3.0).event,
-    GaussianMechanism(2.0, 3.0, 1e-5).event,
-    ProductMechanism(LaplaceMechanism(2.0, 3.0), Response(10, 1.0)).event,
+    Laplace(2.0, 3.0).event,
+    Gaussian(2.0, 3.0, 1e-5).event,
+    ProductMechanism(Laplace(2.0, 3.0), Response(10, 1.0)).event,
 ]
 
 

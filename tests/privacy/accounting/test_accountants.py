@@ -292,7 +292,7 @@ for name in ("dp_accounting", "opacus", "sklearn", "matplotlib", "torchvision", 
     sys.modules[name] = None
 from fedsink.errors import PrivacyError
 import fedsink.privacy as privacy
-privacy.GaussianMechanism(1.0, 1.0, 1e-5)
+privacy.Gaussian(1.0, 1.0, 1e-5)
 for accountant, package in (("pld", "dp-accounting"), ("rdp", "dp-accounting"), ("prv", "opacus")):
     if accountant == "prv":
         del sys.modules["dp_accounting"]  # PRV's grid is as wide as Rényi DP bounds ε

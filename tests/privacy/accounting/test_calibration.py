@@ -13,7 +13,7 @@ from fedsink.privacy.accounting.accountants import (
 )
 from fedsink.privacy.accounting.calibration import delta_for
 from fedsink.privacy.accounting.cost import Cost
-from fedsink.privacy.mechanisms import GaussianMechanism
+from fedsink.privacy.mechanisms import Gaussian
 
 SETTINGS = [
     pytest.param(10.0, 0.2, 300, "pld", id="record-clip"),
@@ -67,7 +67,7 @@ def test_published_rounds_and_noise():
 @pytest.mark.parametrize("eps", [0.05, 1.0, 30.0])
 def test_one_use_without_sampling_is_the_analytic_gaussian(eps):
     sigma = sigma_for(eps, rate=1.0, uses=1, delta=1e-5)
-    assert sigma == pytest.approx(GaussianMechanism(1.0, eps, 1e-5).scale, rel=2e-3)
+    assert sigma == pytest.approx(Gaussian(1.0, eps, 1e-5).scale, rel=2e-3)
 
 
 def test_a_rate_that_need_not_be_bounded_is_one():
