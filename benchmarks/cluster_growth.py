@@ -25,10 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp import Grid
 from simulation_rounds import settings_for, timed_server
 
-from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.simulation.grid import SimulationGrid
 from fedsink.simulation.ray.ray_grid import RayGrid
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 
@@ -77,9 +76,7 @@ def measure(address: str, clients: int) -> dict[str, Any]:
     traffic = Traffic(grid) if isinstance(grid, RayGrid) else None
     seconds: list[float] = []
     try:
-        server: Any = timed_server(settings, ROUNDS, seconds)
-        playing: Grid = grid
-        server(playing, client_context(0, clients, 1))
+        timed_server(settings, ROUNDS, seconds)(grid)
     finally:
         grid.close()
     return {"seconds": statistics.median(seconds), **({} if traffic is None else traffic.a_round())}

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,7 +29,8 @@ from fedsink.privacy import Stream
 from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.server.finished import open_run
 from fedsink.server.running import build_generator
-from fedsink.simulation.simulated_run import RunIdentity, configure
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.transport import append_labels, self_gradient, transport_gradient
 
@@ -48,7 +48,7 @@ class GradientOf:
 
     def __init__(self, overrides: Sequence[str], run: str | None = None) -> None:
         config = compose_config(["engine=local", *overrides])
-        settings = configure(config, Path("unused"), RunIdentity.fresh(0))
+        settings = Experiment.of(config, RunIdentity.fresh(0))
         if not isinstance(settings.server.strategy, DPSinkhornSettings):
             raise ConfigError("The gradient's bias is that of mode=central: leave out mode=ldp.")
         self.objective: Objective = settings.server.strategy.objective

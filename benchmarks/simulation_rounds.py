@@ -19,25 +19,24 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_LOG_LEVEL="ERROR", FLWR_DISABLE_UPDATE_CHECK="1")
 
-from flwr.app import ArrayRecord, ConfigRecord, Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
 from omegaconf import OmegaConf
 
 from fedsink.clients.app import client_app
 from fedsink.conf.loading import composed
 from fedsink.server.running import build_strategy
 from fedsink.simulation.engine import run_flower
-from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.grid import SimulationGrid
 from fedsink.simulation.ray.ray_grid import RayGrid
-from fedsink.simulation.simulated_run import RunIdentity, RunSettings, configure
+from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 
 # Flower's engine takes half a minute for a round of a thousand clients.
@@ -48,22 +47,20 @@ CORES = (1, 2)
 LONGEST = 10.0
 
 
-def settings_for(clients: int, overrides: Sequence[str] = ()) -> RunSettings:
+def settings_for(clients: int, overrides: Sequence[str] = ()) -> Experiment:
     keys = [f"clients={clients}", "seed=0", "report.pictures=0", "report.html=false"]
     config = composed(["engine=local", *keys, *overrides])
     resolved: Any = OmegaConf.to_container(config, resolve=True)
-    return configure(resolved, Path(tempfile.gettempdir()) / "unused", RunIdentity.fresh(0))
+    return Experiment.of(resolved, RunIdentity.fresh(0))
 
 
-def timed_server(settings: RunSettings, rounds: int, seconds: list[float]) -> ServerApp:
-    """Returns a `ServerApp` that plays rounds and notes the seconds of each except the first.
+def timed_server(settings: Experiment, rounds: int, seconds: list[float]) -> Callable[[Grid], None]:
+    """Returns a server that plays rounds and notes the seconds of each except the first.
 
-    The app ends early, after the fourth round at the earliest, once rounds took `LONGEST` seconds.
+    It ends early, after the fourth round at the earliest, once rounds took `LONGEST` seconds.
     """
-    app = ServerApp()
 
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
+    def serve(grid: Grid) -> None:
         strategy = build_strategy(settings.server)
         for number in range(1, rounds + 2):
             began = time.perf_counter()
@@ -74,10 +71,10 @@ def timed_server(settings: RunSettings, rounds: int, seconds: list[float]) -> Se
             if number > 3 and sum(seconds) > LONGEST:
                 break
 
-    return app
+    return serve
 
 
-def ours(engine: str, settings: RunSettings, rounds: int) -> list[float]:
+def ours(engine: str, settings: Experiment, rounds: int) -> list[float]:
     """Seconds until the first round has ended, then those of each further round."""
     seconds: list[float] = []
     began = time.perf_counter()
@@ -88,15 +85,14 @@ def ours(engine: str, settings: RunSettings, rounds: int) -> list[float]:
     else:
         grid = RayGrid(settings.node, num_cpus=len(os.sched_getaffinity(0)))
     try:
-        context = client_context(0, settings.node.clients, 1)
-        timed_server(settings, rounds, seconds)(grid, context)
+        timed_server(settings, rounds, seconds)(grid)
         until_first = time.perf_counter() - began - sum(seconds)
     finally:
         grid.close()
     return [until_first, *seconds]
 
 
-def stock(settings: RunSettings, rounds: int) -> list[float]:
+def stock(settings: Experiment, rounds: int) -> list[float]:
     """Seconds of each round but the first."""
     seconds: list[float] = []
     server = timed_server(settings, rounds, seconds)

@@ -31,6 +31,8 @@ _PLACES = {
         "PrivacyPlan", "RandomizedResponse", "RecordClip", "attack_clip", "epsilon",
     ),
     "fedsink.models": ("Dcgan", "DctMlp", "Generator", "Mlp"),
+    "fedsink.strategies.recipes": ("DPSinkhorn", "EntropicLDP", "GSWGAN"),
+    "fedsink.federation": ("Federation",),
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 

@@ -2,6 +2,7 @@ from fedsink.api import Run as Run
 from fedsink.api import load as load
 from fedsink.api import resume as resume
 from fedsink.api import simulate as simulate
+from fedsink.federation import Federation as Federation
 from fedsink.models import Dcgan as Dcgan
 from fedsink.models import DctMlp as DctMlp
 from fedsink.models import Generator as Generator
@@ -18,6 +19,9 @@ from fedsink.privacy import RandomizedResponse as RandomizedResponse
 from fedsink.privacy import RecordClip as RecordClip
 from fedsink.privacy import attack_clip as attack_clip
 from fedsink.privacy import epsilon as epsilon
+from fedsink.strategies.recipes import GSWGAN as GSWGAN
+from fedsink.strategies.recipes import DPSinkhorn as DPSinkhorn
+from fedsink.strategies.recipes import EntropicLDP as EntropicLDP
 from fedsink.transport import SinkhornLoss as SinkhornLoss
 
 __version__: str

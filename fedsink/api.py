@@ -10,17 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
-from fedsink.commands.hydra_keys import one_sentence
-from fedsink.conf.acting import composed_run
-from fedsink.conf.loading import as_overrides, groups
 from fedsink.environment import undisturbed
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.server.folder import RecordedRun, promise
-from fedsink.server.loop import InterruptedRunError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +58,13 @@ def simulate(
         FedsinkError: bad input, in the command's words (nothing was written), or a failed run.
         KeyboardInterrupt: the run was stopped; the text says how to continue it.
     """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fedsink.commands.hydra_keys import one_sentence
+    from fedsink.conf.acting import composed_run
+    from fedsink.conf.loading import as_overrides, groups
+
     given: dict[str, Any] = {}
     for source in (values or {}, keys, {} if folder is None else {"hydra.run.dir": folder}):
         if twice := sorted(given.keys() & source.keys()):
@@ -309,6 +309,8 @@ class Run:
 @contextmanager
 def _stoppable(folder: Path) -> Iterator[None]:
     """Makes a KeyboardInterrupt of a stopped run."""
+    from fedsink.server.loop import InterruptedRunError
+
     try:
         yield
     except InterruptedRunError as error:

@@ -212,11 +212,12 @@ class Configuration:
                 raise ConfigError(GONE[f"data.{key}"])
         return strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})
 
-    @classmethod
-    def of_paper(cls, values: Config) -> dict[str, Any]:
-        """Returns the entry of privacy.json about the repeated paper; {} without a paper."""
-        paper = cls.read(values).paper
-        return {} if paper is None else {"paper": paper.statement(values)}
+    def of_paper(self, values: Config) -> dict[str, Any]:
+        """Returns the entry of privacy.json about the repeated paper; {} without a paper.
+
+        `values` are what this was read from.
+        """
+        return {} if self.paper is None else {"paper": self.paper.statement(values)}
 
     @property
     def classes(self) -> tuple[str, ...]:

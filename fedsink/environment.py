@@ -64,9 +64,12 @@ def undisturbed() -> Iterator[None]:
 
     Libraries change a process when they are imported and when they run. Every function of
     `import fedsink` works inside this block: gradients, float32, the CPU, and no autocast, whatever
-    the caller has set; a package that is not installed raises MissingPackageError. In the end signal handlers, hooks, `sys.path`, the environment, loggers,
+    the caller has set. In the end signal handlers, hooks, `sys.path`, the environment, loggers,
     warning filters, PyTorch's threads and default type, and Python's random numbers are the
     caller's. An instance of Ray that was started inside is shut down; the caller's own stays.
+
+    Raises:
+        MissingPackageError: what runs inside needs a package that is not installed.
     """
     global _calls
     import numpy as np
@@ -149,7 +152,7 @@ def ray_is_connected() -> bool:
 
 
 def typed_name() -> str:
-    """Returns `fedsink` as a shell of this user finds it: by its path where PATH has another."""
+    """Returns `fedsink` as a shell finds it: by its path where PATH has none or another."""
     own = Path(sys.executable).with_name("fedsink")
     found = shutil.which("fedsink")
     if not own.is_file() or (found is not None and os.path.samefile(found, own)):

@@ -43,7 +43,9 @@ def clopper_pearson(successes: Any, trials: Any, confidence: float) -> Any:
 
 
 def distinguishing_epsilon(guesses: Guesses, delta: float, confidence: float) -> Any:
-    """The largest ε that the guesses exclude at δ, or 0: no assumption on the mechanism.
+    """The largest ε that the guesses exclude at δ, or 0.
+
+    For an (ε, δ)-private mechanism the result exceeds ε with probability at most 1 − confidence.
 
     Let P be the law of a play with the canary and Q without, guesses "with" on A and "without" on
     B. Of the plays P(A)/2 + Q(B)/2 are guessed right and Q(A)/2 + P(B)/2 wrong, and (ε, δ) privacy

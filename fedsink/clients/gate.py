@@ -1,4 +1,4 @@
-"""The one way out of a node: a message is charged and committed before its answer is computed.
+"""The one way out of a node: where there is a ledger, a message is charged before it is answered.
 
 `LedgerGate.admit` reserves the whole plan, has the records read, binds their content to the
 lineage, and claims the uses. `Admitted.keep` stores the reply and notes its release; then it
@@ -51,7 +51,7 @@ def reply_name(reservation: bytes, digest: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A message whose charge is committed."""
+    """A message that may be answered; where there is a ledger, its charge is committed."""
 
     digests: Sequence[bytes]  # one for each use; the use's noise is drawn under its digest
     stored: Mapping[str, Tensor] | None = None  # the reply computed before, if there is one
@@ -98,7 +98,7 @@ class LedgerGate:
     def admit(
         self, answer: Answer, charge: Charge, digest: bytes, content: Callable[[], bytes]
     ) -> Admitted:
-        """Charges one message; its reply is computed at most once for each version of the data."""
+        """Charges one message; its reply is computed once, and changed data are refused."""
         rounds = [round for round, _ in answer.places]
         reservation = self._reserve(answer, charge)
         fingerprint = content()

@@ -232,7 +232,7 @@ class Node:
             raise ValueError(f"The plan accounts for {most} records, the data have {public}.")
 
     def _admission(self, answer: Answer, digest: bytes) -> Admitted:
-        """Has the ledger commit the message's charge, and reads the records on the way."""
+        """Has the ledger, if there is one, commit the charge, and reads the records on the way."""
         if not answer.protected and not self.settings.unprotected:
             raise ReleaseRefusedError(
                 "A message cannot switch clip and noise off: this node answers none without them."
@@ -393,7 +393,7 @@ class Node:
             return _PASSES
         # Reproducible noise is public anyway and is keyed by the round: engines differ in the last
         # bits of a request, so a ledger would refuse honest reruns.
-        if settings.seed is not None or settings.replies is None:  # no ledger
+        if settings.seed is not None or settings.ledger is None:
             return None
         store = ReplyStore(settings.replies) if self._stores_replies else None
         ledger = _open_ledger(settings)

@@ -66,7 +66,7 @@ class NodeCohort:
         - A reply equals that of the per-client path, with the same noise, up to rounding before
           the noise; the sum of pooled clients has the noise's law.
         - A client that cannot answer does not stop others from answering; where clients are
-          pooled it stops its block.
+          pooled, a content that one of them is not admitted to has no sum here.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -93,6 +93,8 @@ class NodeCohort:
         groups: list[list[_Cohort]] = []
         for number, (content, whose) in enumerate(zip(contents, clients, strict=True)):
             admitted, failures = self._admit(kind, number, content, whose)
+            if failures and self._settings.pooled:  # the noise of the sum would be missing
+                failures, admitted = dict.fromkeys(whose, next(iter(failures.values()))), None
             if failures:
                 yield number, _failed(failures)
             if admitted is None:

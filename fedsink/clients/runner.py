@@ -58,12 +58,14 @@ def opened(config: Config) -> tuple[int, str]:
                 f"and clients={settings.clients} take part: no sum is ever unmasked. Lower it, or "
                 "have more clients."
             )
-        _ = open_node(settings, int(config["partition-id"])).shard
+        try:
+            node = open_node(settings, int(config["partition-id"]))
+        except ValueError as error:  # there is no such client
+            raise ConfigError(str(error)) from None
+        _ = node.shard
         return 0, _admitted(policy)
     except FedsinkError as error:
         return error.exit_code, str(error)
-    except ValueError as error:  # there is no such client
-        return 2, str(error)
 
 
 def answered(config: Config, message: Message) -> Message:

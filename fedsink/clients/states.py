@@ -34,7 +34,7 @@ class State:
         - A file of a state is whole or does not exist, has mode 0600, and lies in a folder of mode
           0700.
         - The state that `before` gives is never one of that round or a later one.
-        - A damaged file, or one of another state or round, counts as none.
+        - A damaged file, or one of another state or round, is passed over for an earlier one.
         - A simulation ends where a state is lost: a round computed again from another state
           could draw the same noise for another total.
 

@@ -13,17 +13,18 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsink.commands.hydra_keys import one_sentence, overrides
 from fedsink.conf.acting import compose_config, lacking
 from fedsink.conf.loading import composed
-from fedsink.conf.rule import REASONS, sizes_of
+from fedsink.conf.rule import sizes_of
 from fedsink.configuration import Configuration
 from fedsink.environment import typed_name
 from fedsink.errors import ConfigError
 from fedsink.protocol.requests import UNNAMED
 from fedsink.reporting.displays import format_table
 from fedsink.strategies.methods import settings_of
+from fedsink.strategies.rule import REASONS
 
 HELP = """Usage: fedsink suggest data=NAME [mode=central|ldp] [eps=…] [clients=…] [key=value …]
 
-Prints the settings that the rule of fedsink/conf/rule.py gives for public sizes: the shape of a
+Prints the settings that the rule (docs/rule.md) gives for public sizes: the shape of a
 record, the number of classes, the nominal number of records, the clients, ε and δ. It reads no
 record, and no file of the data has to exist. Keys are those of `fedsink simulate`; keys that you
 set keep their values.

@@ -1,6 +1,6 @@
 """Hydra configuration: `pkg://fedsink.conf` needs this package to exist.
 
-YAML refers to the rule for what was not measured (`fedsink.conf.rule`) as `${rule:NAME}`.
+YAML refers to the rule for what was not measured (`fedsink.strategies.rule`) as `${rule:NAME}`.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class LabelledData:
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Returns copies of the records at `indices`: float32 values and int64 labels.
 
-        Images come out in [0, 1]; points keep their range. An empty `indices` (a normal outcome
+        Whole numbers come out in [0, 1], floats as they are. An empty `indices` (a normal outcome
         of Poisson sampling) gives tensors with zero rows.
         """
         values = self.values[indices]

@@ -1,6 +1,6 @@
 """Data-independent maps f with a known sensitivity, applied before the noise of local mode.
 
-The directions (recipes A1) are ours: they drop a picture's contrast, and `DctDirection` its
+The directions are ours: they drop a picture's contrast, and `DctDirection` its
 brightness too. This buys a diameter of 2 or √2 whatever the number of pixels, without any radius to
 choose. The bounded pixels and the balls are those of Reshetova et al. (2024).
 

@@ -13,6 +13,8 @@ _FARTHEST = 2.0**32  # from 0, of a value in data.range
 MOST_VALUES = 1 << 22
 """Values of one record or picture: 2048×2048 in grey."""
 LONGEST_SIDE = 4096
+ARRAYS = "arrays"
+"""The name of records that a program holds, in place of a source's."""
 MOST_CLASSES = 1 << 16
 
 

@@ -58,7 +58,10 @@ class View(ABC):
         """Maps images (N, C, H, W) in [0, 1], or points (N, d), to (N, D); differentiable."""
 
     def each(self, images: Tensor) -> Tensor:
-        """Maps records as a call does; no record moves a bit of another one's coordinates."""
+        """Maps records as a call does; no record moves a bit of another one's coordinates.
+
+        To be overridden where a batch would change a record's rounding.
+        """
         return self(images)
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +90,7 @@ class PixelView(View):
 
 @dataclass(frozen=True)
 class DctView(View):
-    """Low-pass orthonormal DCT coefficients of 2x − 1, per channel (recipes B, "Small problem").
+    """Low-pass orthonormal DCT coefficients of 2x − 1, per channel.
 
     Kept are the frequencies with √(i² + j²) < radius (strictly): 166 of 784 at radius 14 of
     28×28, 33 of 64 at radius 6 of 8×8. `dc=False` drops the mean brightness as well, which

@@ -157,7 +157,7 @@ def deployed_settings(
         _check_sums(strategy)
     seed = int(run["server_seed"])
     command = f"{COMMAND} app=… superlink=… resume={folder.path.name}"
-    settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, command)
+    settings = ServerSettings.from_config(config, strategy, engine, seed, command)
     return settings, Patience(engine.wait, engine.round_timeout, engine.ask_again)
 
 
@@ -218,7 +218,7 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     settings = replace(settings, source=source)
     build_generator(settings)
     stated = settings.strategy.stated("node") | {"run": run["name"]}
-    stated |= Configuration.of_paper({**config, "run": run})
+    stated |= Configuration.read(config).of_paper(config)
     if source is not None:
         stated |= statement_of(source)
     try:
@@ -277,7 +277,7 @@ def _train(
     needed = settings.strategy.enough.of(clients)
     signing = _signing(grid)
     try:
-        run_server(NodeGrid(signing, clients, needed, patience), settings)
+        run_server(NodeGrid(signing, clients, needed, patience), settings, folder)
     except Exception as error:
         folder.write(folder.failed, failure_of(error))
         raise

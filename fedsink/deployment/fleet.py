@@ -34,8 +34,8 @@ _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 class Fleet:
     """Connects one node to a SuperLink; a context manager that signs the node on and off.
 
-    While a SuperLink that has answered once is away, calls wait for it; one that refuses the node,
-    or no longer knows it, is a ClientError.
+    While a SuperLink that has answered once is away, calls wait for it. A SuperLink that refuses
+    or has forgotten the node raises ClientError.
     """
 
     def __init__(

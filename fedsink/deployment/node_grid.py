@@ -184,7 +184,7 @@ class NodeGrid(ForwardingGrid):
         return client_of
 
     def _moved(self, asked: Sequence[Message]) -> dict[int, int]:
-        """Returns node that was asked → node to ask now, of the clients that are connected."""
+        """Maps each node that was asked to the one where its client is now, if it is connected."""
         client_of = {node: client for client, node in (self._present or {}).items()}
         nodes = [message.metadata.dst_node_id for message in asked]
         connected = set(self._grid.get_node_ids())

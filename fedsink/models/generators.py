@@ -166,9 +166,9 @@ def sample(
     A generator without BatchNorm makes each row from its z and label only, so the first rows do
     not depend on n, and the batch size changes results by rounding at most. With BatchNorm rows
     depend on their batch: every batch has `batch_size` rows whose classes follow `mix`, as in
-    training, whatever the distribution of `labels` (a class that `mix` leaves out gets one row of
-    a batch more). Rows that complete a batch are dropped, so
-    pictures of a single class look as in training.
+    training, whatever the distribution of `labels`, and one row more for each class that `mix`
+    leaves out. Rows that complete a batch are dropped, so pictures of a single class look as in
+    training.
 
     Args:
         generator: a trained generator.

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedsink.data.spec import DataSpec
+from fedsink.data.spec import ARRAYS, DataSpec
 from fedsink.deployment.results import is_public
+from fedsink.environment import missing_package
 from fedsink.files import write_atomic
 from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.evaluation_tables import (
@@ -111,9 +112,11 @@ def _try(path: Path, wanted: Callable[[], bool]) -> None:
             write_report(path)
     except Exception as error:
         log.debug("The report could not be written.", exc_info=True)
+        why = missing_package(error, FILE_NAME) or (
+            f"{FILE_NAME} could not be written ({type(error).__name__}: {error})."
+        )
         ForgivingStream(sys.stderr).write(
-            f"fedsink: {FILE_NAME} could not be written ({type(error).__name__}: {error}); the run "
-            f"is complete: {command_for('report', 'run', path)}\n"
+            f"fedsink: {why} The run is complete: {command_for('report', 'run', path)}\n"
         )
 
 
@@ -126,6 +129,7 @@ def report_page(run: RecordedRun) -> bytes:
         "report.html.j2",
         not_private=NOT_PRIVATE,
         title=STRATEGIES.find(method).Settings.title,
+        leaves=STRATEGIES.find(method).Settings.leaves,
         data=data.name,
         name=(config.get("run") or {}).get("name", ""),
         clients=config["clients"],
@@ -140,7 +144,7 @@ def report_page(run: RecordedRun) -> bytes:
         epsilon=stated.get("epsilon"),
         shares=_shares(stated),
         schedule=_SCHEDULES.get(str(stated.get("schedule")), ""),
-        uploads=Uploads.of(run),
+        uploads=None if data.name == ARRAYS else Uploads.of(run),
         missed=(stated.get("participation") or {}).get("missed", []),
         curves=_curves(run),
         grids=_grids(run, data),
@@ -223,7 +227,7 @@ def _words(text: object) -> str:
 
 
 def _shares(stated: dict[str, Any]) -> PageTable | None:
-    """Returns σ and ε where clients tell the server their noise."""
+    """Returns the table of σ and ε that are left where some clients tell their noise."""
     shared = stated.get("noise_share")
     if not shared:
         return None

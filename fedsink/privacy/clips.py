@@ -644,12 +644,17 @@ CLIPS: dict[str, type[Clip]] = {
 def clip_from_dict(values: Mapping[str, Any]) -> Clip:
     """The clip written by `Clip.to_dict`.
 
-    Raises PrivacyError for a value out of range, KeyError or TypeError for an entry that is missing
-    or unknown.
+    Raises PrivacyError for a value out of range or a clip that this process does not know, KeyError
+    or TypeError for an entry that is missing or unknown.
     """
     options = {**values}
-    name = options.pop("name")
-    return (CLIPS | _OWN)[name](**options)
+    clip = (CLIPS | _OWN).get(name := options.pop("name"))
+    if clip is None:
+        raise PrivacyError(
+            f"the clip {name!r} is none of {', '.join(CLIPS)}: somebody's own is known only to the "
+            "process that simulates with it."
+        )
+    return clip(**options)
 
 
 _OWN: dict[str, type[Clip]] = {}

@@ -62,7 +62,6 @@ class LocalMechanism(ABC):
         name: its name in a configuration, a message and a policy.
         norm: the norm of its diameter; a plan refuses a map that bounds another.
         needs_delta: whether the guarantee has a δ > 0; otherwise it is pure ε.
-        gaussian_trade_off: whether it is exactly a Gaussian mechanism, as sharper audits suppose.
         calibrations: ways from (ε, δ) to the scale, where there are several; the default first.
         diameter: Δ > 0.
         epsilon: ε > 0.
@@ -73,7 +72,6 @@ class LocalMechanism(ABC):
     name: ClassVar[str]
     norm: ClassVar[Norm]
     needs_delta: ClassVar[bool]
-    gaussian_trade_off: ClassVar[bool] = False
     calibrations: ClassVar[tuple[str, ...]] = ()
     adjacency: ClassVar[str] = "replace-one"
     unit: ClassVar[str] = "record"
@@ -263,7 +261,6 @@ class Gaussian(LocalMechanism):
     name: ClassVar[str] = "gaussian"
     norm: ClassVar[Norm] = "l2"
     needs_delta: ClassVar[bool] = True
-    gaussian_trade_off: ClassVar[bool] = True
     calibrations: ClassVar[tuple[str, ...]] = ("analytic", "equation5")
 
     def __post_init__(self) -> None:

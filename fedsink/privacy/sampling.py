@@ -85,8 +85,8 @@ class PoissonSampler:
 class Schedule(ABC):
     """The clients, and those of their records, that each round may use, by public numbers.
 
-    Rounds ask P = `cohorts` parts in turn, so that one part is asked in ⌈T/P⌉ of the first T
-    rounds. A part is a class of labels at every client, or a group of clients.
+    Rounds ask P = `cohorts` parts, most schedules in turn, so that one part is asked in at most
+    ⌈T/P⌉ of the first T rounds. A part is a class of labels at every client, or a group of clients.
     """
 
     name: ClassVar[str]  # as in a configuration and in a message

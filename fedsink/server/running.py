@@ -1,25 +1,20 @@
-"""A run at the server: its settings, and from them to a finished run folder.
-
-`server_app` makes the Flower `ServerApp` of a simulation, which calls `run_server`; a
-deployment calls it with real nodes.
-"""
+"""A run at the server: its settings, and from them to a finished run folder, by any grid."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from fedsink.configuration import Configuration
 from fedsink.environment import device_named
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
-from fedsink.reporting.loggers import Observers, logger_names, loggers
+from fedsink.reporting.loggers import Observer, Observers, logger_names, loggers
 from fedsink.server.folder import RecordedRun, RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
@@ -49,7 +44,6 @@ class ServerEngine:
 class ServerSettings:
     """Settings of one run at the server: only public numbers, small and picklable."""
 
-    folder: Path
     strategy: StrategySettings
     generator: str  # its registered name
     shape: tuple[int, ...]  # of one record
@@ -69,14 +63,12 @@ class ServerSettings:
         config: Configuration,
         strategy: StrategySettings,
         engine: ServerEngine,
-        folder: Path,
         server_seed: int,
         command: str | None = None,
     ) -> Self:
         """Reads the server's half of a configuration, in a simulation and in a deployment."""
         options = dict(config.generator)
         return cls(
-            folder=folder,
             strategy=strategy,
             generator=str(options.pop("name", None)),
             generator_options=options,
@@ -92,12 +84,6 @@ class ServerSettings:
         )
 
     @property
-    def start(self) -> Path | None:
-        """The folder of the run's start: its own copy, once it has one."""
-        own = self.folder / FOLDER
-        return own if own.is_dir() else self.source
-
-    @property
     def server_key(self) -> bytes:
         """Key of the strategy's randomness: latents of rounds and pictures. Not secret."""
         return f"server|{self.server_seed}".encode()
@@ -111,30 +97,21 @@ class ServerSettings:
             "classes": self.classes,
             "server_seed": self.server_seed,
         }
-        if self.start is not None:
-            public |= statement_of(self.start)
+        if self.source is not None:
+            public |= statement_of(self.source)
         plain: dict[str, Any] = read_json(json.dumps(public, sort_keys=True, default=str))
         return plain
 
 
-def server_app(settings: ServerSettings) -> ServerApp:
-    """Returns a `ServerApp` that trains one generator into `settings.folder`."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        run_server(grid, settings)
-
-    return app
-
-
-def run_server(grid: Grid, settings: ServerSettings) -> None:
-    """Trains one generator into `settings.folder`."""
+def run_server(grid: Grid, settings: ServerSettings, folder: RunFolder) -> None:
+    """Trains one generator into a folder, which may hold the beginning of the run."""
     torch.set_num_threads(settings.engine.threads)
+    if (own := folder.path / FOLDER).is_dir():  # the run's copy of its start
+        settings = replace(settings, source=own)
     strategy = build_strategy(settings)
     if (name := settings.strategy.masked_run) is not None:
         grid = MaskedGrid(grid, name, simulated_dropouts(settings.dropouts, settings.server_key))
-    folder, observer = RunFolder(settings.folder), Observers({})
+    observer: Observer = Observers({})
     if settings.log:
         run = RecordedRun(folder)
         observer = loggers(settings.log, folder.path, run.config, run.privacy or {})
@@ -183,6 +160,6 @@ def build_generator(settings: ServerSettings) -> Generator:
             f"generator={settings.generator} cannot be built with the options "
             f"{settings.generator_options}: {error}."
         ) from error
-    if settings.start is not None:
-        put_in_place(generator, settings.start)
+    if settings.source is not None:
+        put_in_place(generator, settings.source)
     return generator.to(settings.engine.device)

@@ -41,6 +41,8 @@ _VOUCHED = {
     "participation": "who missed messages",
     "start": "that the weights before round 1 saw public data alone",
     "public": "that the data are public",
+    "assumed_public": "that what was read off the records is public",
+    "clip_promised_by": "that somebody's own clip looks at each gradient alone",
 }
 """Entries of privacy.json that no plan gives, and what they say."""
 _DEPLOYED, _REPRODUCIBLE = "node", "reproducible"

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
@@ -136,9 +136,14 @@ _POLL_SECONDS = 1.0
 
 
 def run_flower(
-    server: ServerApp, client: ClientApp, clients: int, *, num_cpus: float, num_gpus: float
+    serve: Callable[[Grid], object],
+    client: ClientApp,
+    clients: int,
+    *,
+    num_cpus: float,
+    num_gpus: float,
 ) -> None:
-    """Runs both apps under Flower's `run_simulation`.
+    """Runs a server and clients under Flower's `run_simulation`.
 
     Flower runs the server in a thread and only logs its failure, so its error is caught there and
     raised here.
@@ -159,7 +164,7 @@ def run_flower(
         grid.pull_messages = pull_while_it_runs  # type: ignore[method-assign]
         try:
             wait_for_nodes(grid, clients, seconds=60.0)
-            server(grid, context)
+            serve(grid)
         except BaseException as error:
             caught.append(error)
 

@@ -5,7 +5,8 @@ replies are added up here:
 
     server.loop                the strategy's `configure_train` makes an `Exchange` of broadcasts
     NodeCohort.answers         has each client's `Node.admit` check, charge and key its noise
-    BatchedAnswer.compute_each samples, clips and adds noise for every client of a block
+    BatchedAnswer.compute_each samples, clips and adds noise for every client of some blocks
+                               (`compute_sum` for one block, where its noise is drawn at once)
     Cohort.add_up              adds up the replies of each block
     server.loop                the strategy's `aggregate_train` takes the sums
 """
@@ -168,7 +169,7 @@ def _not_finite(answers: Answers) -> dict[int, int]:
 class LocalGrid(SimulationGrid):
     """The grid of `engine=local`: virtual clients in this process.
 
-    Clients of one class share the content object of their messages and must not change it.
+    Clients of one cohort share the content object of their messages and must not change it.
     `batched` answers for all of them at once where a strategy needs only sums.
     """
 

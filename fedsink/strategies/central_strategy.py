@@ -380,7 +380,8 @@ class CentralRounds(RoundStrategy):
             expected: all clients of this exchange, including those out of reach.
 
         Raises:
-            ClientError: fewer clients than the quorum sent what they were asked for.
+            ClientError: fewer clients than the quorum sent what they were asked for; where a grid
+                added up, any client that was reached sent something else.
         """
         if isinstance(replies, Reduction):
             sums = self._decoded(_reduced(broadcasts, replies, task))

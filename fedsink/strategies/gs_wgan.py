@@ -328,7 +328,7 @@ class GSWGAN(CentralRounds):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Averages the replies over the critics that were asked, and takes one optimiser step."""
+        """Divides the sum of the replies by the critics expected in it, and takes one step."""
         if self._points is None or server_round not in self._broadcasts:
             raise ClientError(f"Replies for round {server_round} came before its request.")
         task = f"asking critics in round {server_round}"

@@ -119,7 +119,7 @@ class Coupling:
 
 @dataclass(frozen=True)
 class Symbolic:
-    """c(x, y) = q‖x − y‖₂² + a‖x − y‖₁ as a formula of KeOps, which `KeopsSolver` takes for C."""
+    """c(x, y) = q‖x − y‖₂² + a‖x − y‖₁ as KeOps' formula, for `KeopsSolver` in place of C."""
 
     quadratic: float  # q, 0 or 1
     absolute: float  # a ≥ 0

@@ -74,7 +74,7 @@ class SquaredEuclidean:
 
 @dataclass(frozen=True)
 class L1:
-    """c(x, y) = ‖x − y‖₁ = Σ_k |x_k − y_k|, the cost matched to Laplace noise when λ = σ."""
+    """c(x, y) = ‖x − y‖₁ = Σ_k |x_k − y_k|, matched to Laplace noise of scale λ."""
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Returns Σ_k |x_ik − y_jk|, with O(n·m + block) memory.

@@ -38,6 +38,10 @@ class SinkhornLoss(torch.nn.Module):
     S(x, y) = W(x, y) − ½W(x, x) − ½W(y, y) (Feydy et al. 2019, eq. 3), which is 0 for equal clouds.
     Gradients are those of the value where the solver has converged; there is no second derivative.
 
+    Every point of y moves the gradient at every point of x: a private y is clipped as a whole
+    (`fedsink.BatchClip`), and where a sample of it is empty, its gradient is zero. The value itself
+    is as private as y.
+
     GeomLoss' `SamplesLoss("sinkhorn", p=2, blur=b)` halves the squared distance: it is half of
     `SinkhornLoss("squared_l2", lam=2*b**2)`. Its p = 1 with the cost given as ‖x − y‖₁ and blur = λ
     is `SinkhornLoss("l1", lam=λ)`.

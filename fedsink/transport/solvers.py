@@ -159,7 +159,8 @@ class FixedSolver:
         largest_cost: public bound on C.
         diameter: first value of the published schedule (`AnnealedSolver`, scaling ½); None for
             a schedule from `largest_cost` followed by iterations at λ.
-        iterations: number of steps of that schedule and iterations at λ together.
+        iterations: number of steps of the schedule from `largest_cost` and iterations at λ
+            together; not read where there is a diameter.
     """
 
     largest_cost: float

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -255,6 +256,28 @@ def test_only_the_first_block_of_a_cohort_has_its_noise(
     assert [bool(answers.replies.any()) for _, answers in found] == [True, False, False]
     noise = GRID.decoded(torch.cat([answers.replies for _, answers in found]).sum(0))
     assert p_value(noise, request.plan.noise_std) > 1e-6
+
+
+@pytest.mark.parametrize("away", [0, 5])
+def test_no_pooled_sum_is_made_without_one_of_its_clients(
+    many: NodeSettings, noise_alone: Make, monkeypatch: pytest.MonkeyPatch, away: int
+) -> None:
+    """A sum without its first client would have no noise at all."""
+    monkeypatch.setattr("fedsink.clients.node_cohort.POOLED_BLOCK", 4)
+    admit = Node.admit
+
+    def admitted(node: Node, *arguments: Any, **more: Any) -> Any:
+        if node.client == away:
+            raise ReleaseRefusedError("away")
+        return admit(node, *arguments, **more)
+
+    monkeypatch.setattr(Node, "admit", admitted)
+    request = noise_alone(CLIENTS, clip="record")
+    content = Content(lambda: [request], lambda: pack_requests([request]))
+    pooled = NodeCohort(replace(many, pooled=True))
+    [(_, answers)] = pooled.answers("train.dp_sinkhorn", [content], [range(CLIENTS)])
+    assert sorted(answers.failures) == list(range(CLIENTS))
+    assert len(answers.replies) == 0
 
 
 def _total(settings: NodeSettings, request: GradientRequest, cohort: list[int]) -> Tensor:

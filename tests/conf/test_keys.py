@@ -21,7 +21,8 @@ from fedsink.deployment.deployed_run import DeployEngine
 from fedsink.server.loop import LoopSettings
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings
-from fedsink.simulation.simulated_run import RunIdentity, configure
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.strategies.privatize_once import PrivatizeOnceSettings
@@ -115,7 +116,7 @@ def test_every_option_of_a_group_is_read(
     tmp_path: Path, overrides: str, of_the_other_mode: tuple[str, ...]
 ) -> None:
     config, read = compose_config([*overrides.split(), "seed=0", "rounds=20"]), set[str]()
-    configure(Watched(config, read), tmp_path, RunIdentity.fresh(0))
+    Experiment.of(Watched(config, read), RunIdentity.fresh(0))
     unread = sorted(set(keys_of(config)) - read)
     # Values of a recipe are read by the interpolations of other groups.
     assert [key for key in unread if not key.startswith(("recipe", *of_the_other_mode))] == []

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsink.conf.acting import compose_config
-from fedsink.conf.rule import Sizes, sizes_of
+from fedsink.conf.rule import sizes_of
 from fedsink.configuration import Configuration
 from fedsink.errors import FedsinkError
 from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.methods import settings_of
+from fedsink.strategies.rule import Sizes
 
 MNIST = Sizes((1, 28, 28), 10, 60_000, 10, 10.0, 1e-5)
 MEASURED = {

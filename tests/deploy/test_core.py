@@ -1,4 +1,4 @@
-"""fedsink-core, with and without its extra `node`: what works, and what says which package it needs."""
+"""fedsink-core, with and without its extra `node`: what works, and what says what it needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,6 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-import fedsink
 from fedsink.commands import COMMANDS, NEEDS
 from fedsink.flower_internals import become
 from fedsink.protocol.dp_sinkhorn import Objective
@@ -111,6 +111,18 @@ plan = fs.PrivacyPlan.solve(rate=0.5, clip=fs.RecordClip(1.0), rounds=3, eps=3, 
 for step in plan.steps(fs.NoiseKey.secret()):
     rows = torch.rand(len(step.sample(40)), 4)
     assert step.release(plan.clip.sum(rows)).shape == (4,)
+"""
+
+_FEDERATION = """
+import sys, torch, fedsink as fs
+
+images, labels = torch.rand(40, 1, 4, 4), torch.arange(40) % 2
+plan = fs.PrivacyPlan.solve(rate=0.5, clip=fs.RecordClip(1.0), rounds=2, eps=3, delta=1e-3)
+run = fs.Federation(images, labels, clients=2, classes=2, nominal_records=40, engine="local").fit(
+    fs.DPSinkhorn("mlp", plan, lam=2.0), folder=sys.argv[1]
+)
+assert run.finished and len(run.sample(4)[0]) == 4 and run.privacy["epsilon"] < 3.1
+fs.load(sys.argv[1]).generator
 """
 
 
@@ -210,7 +222,8 @@ def test_no_module_imports_what_is_left_out_but_those_that_say_so(extra: str) ->
 @pytest.mark.parametrize("extra", ["", "node"])
 def test_every_name_of_the_library_is_there_or_says_what_it_needs(extra: str) -> None:
     refused = told(_NAMES, extra=extra)
-    assert refused.keys() == ({"Federation"} & set(fedsink.__all__) if extra == "" else set())
+    of_runs = {"Federation", "DPSinkhorn", "EntropicLDP", "GSWGAN"}
+    assert refused.keys() == (of_runs if extra == "" else set())
     for sentence in refused.values():
         assert sentence == (
             "this needs the Python package flwr, which is not installed here: fedsink brings it, "
@@ -221,6 +234,13 @@ def test_every_name_of_the_library_is_there_or_says_what_it_needs(extra: str) ->
 @pytest.mark.medium
 def test_losses_and_plans_need_only_core() -> None:
     assert without(_LIBRARY, extra="").stderr == ""
+
+
+@pytest.mark.medium
+def test_a_federation_runs_with_the_extra(tmp_path: Path) -> None:
+    done = without(_FEDERATION, str(tmp_path / "run"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "report.html needs the Python package matplotlib" in done.stderr
 
 
 @pytest.mark.slow
@@ -247,17 +267,18 @@ def test_every_command_works_or_says_what_it_needs(tmp_path: Path, extra: str) -
         "account": ["rate=0.2", "sigma=1.9", "rounds=3"],
         "audit": ["mode=central", "eps=10", "trials=50"],
         "operator": [f"key={tmp_path / 'key'}"],
-        "compare": [f"run=[{run},{run}]"],
+        "compare": [f"run=[{run},{shutil.copytree(run, tmp_path / 'again')}]"],
         "sample": [f"run={run}", f"out={tmp_path / 'a.npz'}", "n=3"],
         "simulate": ["mode=central"],
         "suggest": ["data.shape=[1,8,8]"],
         "deploy": [f"app={ROOT / 'deploy'}", "superlink=b", "mode=central"],
         "--shell-completion": ["install=bash"],
-        **dict.fromkeys(("verify", "report", "card"), [f"run={run}"]),
-        **dict.fromkeys(("node", "ledger", "fetch"), ["--help"]),
+        **{name: ["--help"] for name in ("node", "ledger", "fetch")},
     }
     lines = [[name, *real.get(name, [f"run={run}"])] for name in [*COMMANDS, "--shell-completion"]]
     needs = {**NEEDS, "--shell-completion": "hydra", "card": "huggingface_hub"}
+    if not extra:
+        needs["report"] = "flwr"
     if extra:
         needs["evaluate"] = "sklearn"  # the run's data
     names = {"hydra": "hydra-core", "huggingface_hub": "huggingface-hub"}

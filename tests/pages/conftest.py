@@ -9,11 +9,12 @@ import torch
 
 from fedsink.clients.node import close_nodes
 from fedsink.conf.acting import compose_config
-from fedsink.reporting.typed import typed_words
 from fedsink.data.spec import DataSpec
 from fedsink.reporting.drawing import save_grid, save_points
+from fedsink.reporting.typed import typed_words
 from fedsink.server.folder import RunFolder, store_config
-from fedsink.simulation.simulated_run import RunIdentity, configure, kind_of_noise
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity, kind_of_noise
 
 from .small_runs import evaluated, make
 
@@ -50,7 +51,7 @@ def begin(tmp_path: Path) -> Begin:
         config = compose_config([*SMALL, *overrides])
         folder = RunFolder(tmp_path / "run")
         identity = RunIdentity.fresh(config["seed"])
-        settings = configure(config, folder.path, identity)
+        settings = Experiment.of(config, identity)
         folder.create()
         stated = settings.server.strategy.statement(kind_of_noise(settings.node))
         folder.write(folder.privacy, stated)

@@ -15,7 +15,8 @@ from fedsink.protocol.packing import payload_bytes
 from fedsink.reporting.output_files import write_json
 from fedsink.server.folder import RecordedRun, RunFolder, store_config
 from fedsink.server.running import run_server
-from fedsink.simulation.simulated_run import RunIdentity, configure, kind_of_noise
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity, kind_of_noise
 from fedsink.simulation.virtual_clients import LocalGrid
 
 from .conftest import SMALL, Begin
@@ -53,13 +54,13 @@ class Counting(LocalGrid):
 def _played(path: Path, *overrides: str) -> tuple[RunFolder, Counting]:
     config = compose_config([*SMALL, "seed=1", *overrides])
     folder, identity = RunFolder(path), RunIdentity.fresh(1)
-    settings = configure(config, folder.path, identity)
+    settings = Experiment.of(config, identity)
     folder.create()
     stated = settings.server.strategy.statement(kind_of_noise(settings.node))
     folder.write(folder.privacy, stated)
     store_config(folder, {**config, "run": identity.to_config()})
     grid = Counting(client_app(settings.node), settings.node.clients)
-    run_server(grid, settings.server)
+    run_server(grid, settings.server, folder)
     return folder, grid
 
 

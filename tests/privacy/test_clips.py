@@ -390,7 +390,7 @@ def test_only_a_process_that_simulates_reads_a_clip_of_somebodys_own(monkeypatch
     clip = Normalised(0.5)
     assert clip.own
     assert not RecordClip(0.5).own
-    with pytest.raises(KeyError):
+    with pytest.raises(PrivacyError, match="the clip 'normalised' is none of record, batch"):
         clip_from_dict(clip.to_dict())
     simulated_here(clip)
     assert clip_from_dict(clip.to_dict()) == clip

@@ -152,7 +152,7 @@ def test_a_bad_table_is_refused():
     table = PLAN.to_dict()
     with pytest.raises(PrivacyError, match="entry 'delta' is missing or unknown"):
         PrivacyPlan.from_dict({k: v for k, v in table.items() if k != "delta"})
-    with pytest.raises(PrivacyError, match="entry 'layer' is missing or unknown"):
+    with pytest.raises(PrivacyError, match="the clip 'layer' is none of record"):
         PrivacyPlan.from_dict(table | {"clip": {"name": "layer", "bound": 1.0}})
     with pytest.raises(PrivacyError, match="entry 'random' is missing or unknown"):
         PrivacyPlan.from_dict(table | {"schedule": {"name": "random", "classes": 1}})

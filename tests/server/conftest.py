@@ -74,7 +74,7 @@ def make_grid(tmp_path: Path) -> Callable[[str], WatchedGrid]:
 def make_settings() -> Callable[..., ServerSettings]:
     """Settings of a run of eight rounds in either mode."""
 
-    def make(mode: str, folder: Path, uses: int = 1, **more: Any) -> ServerSettings:
+    def make(mode: str, uses: int = 1, **more: Any) -> ServerSettings:
         optimizer = OptimizerSettings(0.02, warmup=2, ema=0.9)
         strategy: DPSinkhornSettings | PrivatizeOnceSettings
         if mode == "central":
@@ -87,7 +87,7 @@ def make_settings() -> Callable[..., ServerSettings]:
             local = LocalPlan("laplace", PixelRange(SHAPE, "l1"), 300.0, 0.0, 3.0, 2)
             strategy = PrivatizeOnceSettings(local, ROUNDS, 16, optimizer, 2, chunk_size=8)
         return ServerSettings(
-            folder, strategy, "mlp", SHAPE, ("a", "b"), 11,
+            strategy, "mlp", SHAPE, ("a", "b"), 11,
             generator_options={"latent_dim": 2, "hidden": [8]}, **more,
         )  # fmt: skip
 

@@ -19,8 +19,7 @@ from fedsink.models import load
 from fedsink.server import checkpoint, loop
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError, Interruption, LoopSettings, train
-from fedsink.server.running import ServerSettings, build_strategy, server_app
-from fedsink.simulation.grid import client_context
+from fedsink.server.running import ServerSettings, build_strategy, run_server
 from fedsink.strategies.round_strategy import RoundStrategy
 
 Grids = Callable[[str], Any]
@@ -40,7 +39,7 @@ def folder_at(path: Path) -> RunFolder:
 
 
 def run(
-    settings: ServerSettings, grid: Any, loop: LoopSettings | None = None,
+    folder: RunFolder, settings: ServerSettings, grid: Any, loop: LoopSettings | None = None,
     at: Callable[[RoundStrategy, int], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs one process; calls `at` in the middle of every round."""
@@ -53,7 +52,6 @@ def run(
             return aggregate(number, replies)
 
         strategy.aggregate_train = hooked  # type: ignore[method-assign]
-    folder = RunFolder(settings.folder)
     return train(
         grid,
         strategy,
@@ -95,7 +93,7 @@ def uninterrupted(
 ) -> Callable[[str, str], RunFolder]:
     def make(mode: str, noise: str) -> RunFolder:
         folder = folder_at(tmp_path / "uninterrupted")
-        run(make_settings(mode, folder.path), make_grid(noise))
+        run(folder, make_settings(mode), make_grid(noise))
         return folder
 
     return make
@@ -105,12 +103,12 @@ def uninterrupted(
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_leaves_its_files(tmp_path, make_grid, make_settings, mode):
     folder = folder_at(tmp_path / "run")
-    settings = make_settings(mode, folder.path)
+    settings = make_settings(mode)
 
     def skewed(strategy: RoundStrategy, number: int) -> None:
         strategy.label_prior = lambda: torch.tensor([0.75, 0.25])  # type: ignore[method-assign]
 
-    result = run(settings, make_grid("reproducible"), at=skewed)
+    result = run(folder, settings, make_grid("reproducible"), at=skewed)
     assert folder.finished
     assert json.loads(folder.metrics.read_text()) == result
     assert result["rounds"] == 8
@@ -129,7 +127,7 @@ def test_a_run_leaves_its_files(tmp_path, make_grid, make_settings, mode):
 def test_nothing_of_the_clients_is_in_the_metrics(tmp_path, make_grid, make_settings):
     """Pitfall 1: only the noised replies determine a round's line."""
     folder = folder_at(tmp_path / "run")
-    run(make_settings("central", folder.path), make_grid("reproducible"))
+    run(folder, make_settings("central"), make_grid("reproducible"))
     keys = set(json.loads(folder.metrics_lines.read_text().splitlines()[0]))
     assert keys == {"round", "loss", "signal_to_noise", "epsilon", "seconds"}
 
@@ -145,13 +143,13 @@ def test_an_interrupted_run_goes_on_bit_identically(
     if noise == "secret":  # the ledger knows the first run's requests: these are the same
         assert (tmp_path / "run.sqlite").exists()
     folder = folder_at(tmp_path / "interrupted")
-    settings = make_settings(mode, folder.path)
+    settings = make_settings(mode)
     message = r"Stopped after round 3 of 8\. Continue with: fedsink simulate resume="
     with pytest.raises(InterruptedRunError, match=message):
-        run(settings, make_grid(noise), at=interrupt)
+        run(folder, settings, make_grid(noise), at=interrupt)
     assert rounds_of(folder) == [1, 2, 3]
     assert not folder.finished
-    run(settings, make_grid(noise))
+    run(folder, settings, make_grid(noise))
     assert rounds_of(folder) == list(range(1, 9))
     assert weights_of(folder) == weights_of(expected)
 
@@ -167,7 +165,7 @@ def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
     """Continues from the checkpoint of round 3 or 5, or from the beginning without one."""
     expected = uninterrupted(mode, noise)
     folder = folder_at(tmp_path / "killed")
-    settings, loop = make_settings(mode, folder.path), LoopSettings(checkpoint_seconds=0.0)
+    settings, loop = make_settings(mode), LoopSettings(checkpoint_seconds=0.0)
     save = checkpoint.save
 
     def sometimes(path: Path, tensors: Any, values: dict[str, Any]) -> None:
@@ -177,11 +175,11 @@ def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", sometimes)
         with pytest.raises(Crash):
-            run(settings, make_grid(noise), loop, at=crash)
+            run(folder, settings, make_grid(noise), loop, at=crash)
     assert rounds_of(folder) == [1, 2, 3, 4, 5]
     seen: list[int] = []
     grid = make_grid(noise)
-    run(settings, grid, loop, at=lambda strategy, number: seen.append(number))
+    run(folder, settings, grid, loop, at=lambda strategy, number: seen.append(number))
     assert seen == list(range(saved + 1, 9))
     assert rounds_of(folder) == list(range(1, 9))
     assert weights_of(folder) == weights_of(expected)
@@ -193,17 +191,17 @@ def test_a_resumed_run_counts_what_was_before(tmp_path, make_grid, make_settings
     """The count covers the messages that were void or missed, and the seconds spent."""
     folder = folder_at(tmp_path / "run")
     folder.write(folder.privacy, {})
-    settings = make_settings("central", folder.path)
+    settings = make_settings("central")
 
     def misses(strategy: RoundStrategy, number: int) -> None:
         strategy.missed, strategy.void = {1: number}, number
         interrupt(strategy, number)
 
     with pytest.raises(InterruptedRunError):
-        run(settings, make_grid("reproducible"), at=misses)
+        run(folder, settings, make_grid("reproducible"), at=misses)
     tensors, values = checkpoint.load(folder.checkpoint)
     checkpoint.save(folder.checkpoint, tensors, {**values, "seconds": 1000.0})
-    result = run(settings, make_grid("reproducible"))
+    result = run(folder, settings, make_grid("reproducible"))
     lines = [json.loads(line) for line in folder.metrics_lines.read_text().splitlines()]
     assert result["seconds"] >= lines[-1]["seconds"] >= lines[3]["seconds"] >= 1000.0
     stated = json.loads(folder.privacy.read_text())["participation"]
@@ -219,18 +217,20 @@ def test_many_uses_per_message_are_counted_and_resumed_as_rounds(
     """T = 8, U = 3: messages end at the rounds 3, 6 and 8."""
     loop = LoopSettings(pictures=3)
     whole, seen = folder_at(tmp_path / "whole"), []
-    of_whole = make_settings("central", whole.path, 3)
-    result = run(of_whole, make_grid(noise), loop, at=lambda strategy, _: seen.append(strategy))
+    of_whole = make_settings("central", 3)
+    result = run(
+        whole, of_whole, make_grid(noise), loop, at=lambda strategy, _: seen.append(strategy)
+    )
     assert result["rounds"] == 8
     assert (seen[0].round, seen[0].message, seen[0].messages) == (8, 3, 3)
     assert rounds_of(whole) == [3, 6, 8]
     drawn = sorted(path.name for path in whole.samples.iterdir())
     assert drawn == [f"round-{n:06d}.png" for n in (0, 3, 6, 8)]
     folder = folder_at(tmp_path / "stopped")
-    settings = make_settings("central", folder.path, 3)
+    settings = make_settings("central", 3)
     with pytest.raises(InterruptedRunError, match=r"Stopped after round 6 of 8\."):
-        run(settings, make_grid(noise), loop, at=interrupt_at(2))
-    run(settings, make_grid(noise), loop)
+        run(folder, settings, make_grid(noise), loop, at=interrupt_at(2))
+    run(folder, settings, make_grid(noise), loop)
     assert rounds_of(folder) == [3, 6, 8]
     assert weights_of(folder) == weights_of(whole)
     last = json.loads(folder.metrics_lines.read_text().splitlines()[-1])
@@ -241,11 +241,16 @@ def test_a_run_killed_before_its_last_words_is_finished_by_resuming(
     tmp_path, make_grid, make_settings
 ):
     folder = folder_at(tmp_path / "run")
-    settings = make_settings("central", folder.path)
-    run(settings, make_grid("reproducible"))
+    settings = make_settings("central")
+    run(folder, settings, make_grid("reproducible"))
     before = weights_of(folder)
     folder.metrics.unlink()
-    run(settings, make_grid("reproducible"), at=lambda *_: pytest.fail("a round was run again"))
+    run(
+        folder,
+        settings,
+        make_grid("reproducible"),
+        at=lambda *_: pytest.fail("a round was run again"),
+    )
     assert folder.finished
     assert weights_of(folder) == before
 
@@ -253,7 +258,7 @@ def test_a_run_killed_before_its_last_words_is_finished_by_resuming(
 def test_an_interruption_in_the_last_round_lets_the_run_finish(tmp_path, make_grid, make_settings):
     folder = folder_at(tmp_path / "run")
     late = interrupt_at(8, signal.SIGTERM)
-    run(make_settings("central", folder.path), make_grid("reproducible"), at=late)
+    run(folder, make_settings("central"), make_grid("reproducible"), at=late)
     assert folder.finished
 
 
@@ -262,7 +267,7 @@ def test_a_failing_client_stops_the_run_and_leaves_its_checkpoint(
 ):
     expected = uninterrupted("central", "reproducible")
     folder, grid = folder_at(tmp_path / "failed"), make_grid("reproducible")
-    settings, loop = make_settings("central", folder.path), LoopSettings(checkpoint_seconds=0.0)
+    settings, loop = make_settings("central"), LoopSettings(checkpoint_seconds=0.0)
 
     answer = grid.execute
 
@@ -272,25 +277,25 @@ def test_a_failing_client_stops_the_run_and_leaves_its_checkpoint(
 
     grid.execute = execute
     with pytest.raises(ClientError, match=r"round 4, 1 of 2 clients did not answer \(client 1"):
-        run(settings, grid, loop)
+        run(folder, settings, grid, loop)
     assert rounds_of(folder) == [1, 2, 3]
-    run(settings, make_grid("reproducible"), loop)
+    run(folder, settings, make_grid("reproducible"), loop)
     assert weights_of(folder) == weights_of(expected)
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, make_grid, make_settings):
     folder = folder_at(tmp_path / "run")
-    settings = make_settings("central", folder.path)
+    settings = make_settings("central")
     with pytest.raises(InterruptedRunError):
-        run(settings, make_grid("reproducible"), at=interrupt)
-    for other in (replace(settings, server_seed=12), make_settings("ldp", folder.path)):
+        run(folder, settings, make_grid("reproducible"), at=interrupt)
+    for other in (replace(settings, server_seed=12), make_settings("ldp")):
         with pytest.raises(CheckpointError, match="belongs to a run with another configuration"):
-            run(other, make_grid("reproducible"))
+            run(folder, other, make_grid("reproducible"))
     assert rounds_of(folder) == [1, 2, 3]
     path = folder.checkpoint / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is not a readable checkpoint"):
-        run(settings, make_grid("reproducible"))
+        run(folder, settings, make_grid("reproducible"))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +306,7 @@ def test_pictures_are_spread_over_the_run(tmp_path, make_grid, make_settings, pi
     """The first, the last, and as many between as were asked for (one a round at most)."""
     folder = folder_at(tmp_path / "run")
     loop = LoopSettings(pictures=pictures)
-    run(make_settings("ldp", folder.path), make_grid("reproducible"), loop)
+    run(folder, make_settings("ldp"), make_grid("reproducible"), loop)
     drawn = sorted(path.name for path in folder.samples.iterdir())
     assert drawn == [f"round-{round:06d}.png" for round in (0, *between, 8)]
 
@@ -314,7 +319,7 @@ def test_a_snapshot_is_a_png_that_changes_with_the_generator_and_not_by_chance(
     contents = []
     for name in ("one", "two"):
         folder = folder_at(tmp_path / name)
-        run(make_settings(mode, folder.path), make_grid("reproducible"))
+        run(folder, make_settings(mode), make_grid("reproducible"))
         first, last = (folder.samples / f"round-{n:06d}.png" for n in (0, 8))
         with Image.open(first) as image:
             image.verify()
@@ -332,7 +337,7 @@ def test_a_snapshot_has_the_classes_mixed_as_in_training(tmp_path, make_settings
         return torch.zeros(n, *generator.shape)
 
     monkeypatch.setattr(loop, "sample", drawn)
-    strategy = build_strategy(make_settings("central", tmp_path))
+    strategy = build_strategy(make_settings("central"))
     monkeypatch.setattr(strategy, "label_prior", lambda: torch.tensor([0.75, 0.25]))
     loop.snapshot(strategy, folder_at(tmp_path / "run"), ("a", "b"))
     assert mixes == [[0.75, 0.25]]
@@ -341,7 +346,7 @@ def test_a_snapshot_has_the_classes_mixed_as_in_training(tmp_path, make_settings
 def test_a_snapshot_shows_the_band_that_was_released(tmp_path, make_settings, monkeypatch):
     shown = []
     monkeypatch.setattr(loop, "save_grid", lambda images, *_, **__: shown.append(images))
-    strategy = build_strategy(make_settings("central", tmp_path))
+    strategy = build_strategy(make_settings("central"))
     folder = folder_at(tmp_path / "run")
     band = L2Ball(strategy.generator.shape, 0.5)
     for privacy in ({}, {"model": "ldp", "map": band.to_dict()}):
@@ -352,13 +357,11 @@ def test_a_snapshot_shows_the_band_that_was_released(tmp_path, make_settings, mo
     assert not torch.allclose(cut, whole, atol=0.01)
 
 
-def test_the_server_app_runs_it_also_outside_the_main_thread(
-    tmp_path, make_grid, make_settings, uninterrupted
-):
+def test_it_runs_also_outside_the_main_thread(tmp_path, make_grid, make_settings, uninterrupted):
     expected = uninterrupted("central", "reproducible")
     folder, grid = folder_at(tmp_path / "app"), make_grid("reproducible")
-    app = server_app(make_settings("central", folder.path))
-    thread = threading.Thread(target=lambda: app(grid, client_context(0, 2, 1)))
+    settings = make_settings("central")
+    thread = threading.Thread(target=lambda: run_server(grid, settings, folder))
     thread.start()
     thread.join()
     assert weights_of(folder) == weights_of(expected)
@@ -367,7 +370,7 @@ def test_the_server_app_runs_it_also_outside_the_main_thread(
 def test_initial_weights_depend_on_the_server_seed_alone(tmp_path, make_settings):
     def first(seed: int) -> torch.Tensor:
         torch.manual_seed(torch.initial_seed() + 1)
-        settings = replace(make_settings("central", tmp_path), server_seed=seed)
+        settings = replace(make_settings("central"), server_seed=seed)
         return next(build_strategy(settings).generator.parameters()).clone()
 
     assert torch.equal(first(1), first(1))
@@ -376,9 +379,9 @@ def test_initial_weights_depend_on_the_server_seed_alone(tmp_path, make_settings
 
 def test_the_identity_survives_json(tmp_path, make_settings):
     for mode in MODES:
-        identity = make_settings(mode, tmp_path).identity()
+        identity = make_settings(mode).identity()
         assert json.loads(json.dumps(identity)) == identity
-        assert identity == make_settings(mode, tmp_path / "moved").identity()
+        assert identity == make_settings(mode).identity()
 
 
 # Signals

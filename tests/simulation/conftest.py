@@ -10,13 +10,14 @@ from omegaconf import OmegaConf
 from fedsink.clients.node import close_nodes
 from fedsink.conf import loading
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.simulated_run import RunIdentity, RunSettings, configure
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity
 
 from ..support.policies import CENTRAL, DIGITS, limits, policy
 
 Config = dict[str, Any]
 Compose = Callable[..., Config]
-Configure = Callable[..., RunSettings]
+Configure = Callable[..., Experiment]
 
 
 def write_policy(folder: Path) -> Path:
@@ -47,9 +48,9 @@ def composed() -> Compose:
 def configured(composed: Compose, tmp_path: Path) -> Configure:
     """The settings of a run in `tmp_path / "run"`."""
 
-    def settings(*overrides: str, small: bool = True) -> RunSettings:
+    def settings(*overrides: str, small: bool = True) -> Experiment:
         config = composed(*overrides, small=small)
-        return configure(config, tmp_path / "run", RunIdentity.fresh(config["seed"]))
+        return Experiment.of(config, RunIdentity.fresh(config["seed"]))
 
     return settings
 

@@ -11,7 +11,8 @@ import pytest
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, capacity_for
 from fedsink.simulation.engine import EngineSettings
-from fedsink.simulation.simulated_run import RunIdentity, configure
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.strategies.privatize_once import PrivatizeOnceSettings
 from fedsink.values import strictly
@@ -112,7 +113,7 @@ def test_the_papers_own_maps_can_be_chosen_beside_ours(
 def test_the_run_and_its_name_travel_in_every_request(composed: Compose, tmp_path: Path) -> None:
     for mode in ("central", "ldp"):
         run = RunIdentity.fresh(1)
-        assert configure(composed(f"mode={mode}"), tmp_path, run).server.strategy.run == run.name
+        assert Experiment.of(composed(f"mode={mode}"), run).server.strategy.run == run.name
 
 
 @pytest.mark.medium
@@ -376,7 +377,7 @@ def test_a_hand_written_configuration_is_checked_as_well(
     if value is not _LEFT_OUT:
         options[key] = value
     with pytest.raises(ConfigError, match=re.escape(message)):
-        configure(config, tmp_path, RunIdentity.fresh(0))
+        Experiment.of(config, RunIdentity.fresh(0))
 
 
 def test_strictly_names_an_incomplete_configuration() -> None:

@@ -131,7 +131,7 @@ def test_a_start_of_an_earlier_version_is_compared_as_well(own: Path, tmp_path: 
 
 def test_a_hundredth_of_the_clients_records_may_be_public_however_many_are() -> None:
     """A large public set is no excuse: what counts is the part of the private records in it."""
-    private = composed()["data"]
+    private = DataSpec.from_config(composed()["data"])
     held = sorted(simulated_run._rows(private))
     others = {number.to_bytes(16) for number in range(100 * len(held))}
     allowed = len(held) // 100

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.errors import CheckpointError
-from fedsink.simulation.simulated_run import RunIdentity, key_folder
+from fedsink.simulation.run_identity import RunIdentity, key_folder
 
 
 def test_a_seed_needs_no_key_and_is_the_servers_seed() -> None:

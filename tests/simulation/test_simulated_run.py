@@ -24,14 +24,9 @@ from fedsink.pages.model_card import model_card
 from fedsink.privacy import PrivacyPlan, SecretKey
 from fedsink.server.finished import finished_record
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.simulated_run import (
-    RunIdentity,
-    RunSettings,
-    key_folder,
-    kind_of_noise,
-    resume,
-    start,
-)
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity, key_folder, kind_of_noise
+from fedsink.simulation.simulated_run import resume, start
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 
 from .conftest import Compose, Config, Configure, killed_at, weights
@@ -146,7 +141,7 @@ def test_partition_json_counts_every_record_once(composed: Compose, tmp_path: Pa
 # --- privacy.json --------------------------------------------------------------------------------
 
 
-def _stated(settings: RunSettings) -> dict[str, Any]:
+def _stated(settings: Experiment) -> dict[str, Any]:
     return settings.server.strategy.statement(kind_of_noise(settings.node))
 
 

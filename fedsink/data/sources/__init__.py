@@ -10,14 +10,15 @@ A module here with a function `read` is a source, by the module's name; together
 
 `load` reads:
 
->>> from fedsink.data.spec import DataSpec
+>>> from fedsink.data.spec import ARRAYS, DataSpec
 >>> load(DataSpec("half_circle", (2,), ("arc",), nominal_records=100)).values.shape
 torch.Size([100, 2])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -26,7 +27,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedsink.data.labelled import LabelledData, Reading, checked_records, described, participants
-from fedsink.data.spec import DataSpec
+from fedsink.data.spec import ARRAYS, DataSpec
 from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry
 
@@ -58,9 +59,32 @@ _NOTES: dict[tuple[DataSpec, Split], tuple[str, ...]] = {}  # of what this proce
 
 
 def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
-    """Has `load` return what it returned in another process, and reads nothing."""
+    """Has `load` return records that this process has, and read nothing."""
     _GIVEN[spec, split] = data
     forget()
+
+
+@contextmanager
+def held(spec: DataSpec, **splits: LabelledData) -> Iterator[None]:
+    """Has `load` return these splits inside the block; afterwards nothing here refers to them."""
+    names: Any = tuple(splits)
+    for name in names:
+        give(spec, name, splits[name])
+    try:
+        yield
+    finally:
+        for name in names:
+            del _GIVEN[spec, name]
+        forget()
+
+
+def refuse_arrays(data: object) -> None:
+    """Refuses a stored table `data` of records that only the program has that made the run."""
+    if isinstance(data, Mapping) and data.get("name") == ARRAYS:
+        raise ConfigError(
+            "The records of this run are arrays of a Python program: there fedsink.Federation "
+            "continues it, by the same fit(…, folder=…), and tests it, by evaluate."
+        )
 
 
 def forget() -> None:
@@ -84,6 +108,7 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
 def _load(spec: DataSpec, split: Split) -> LabelledData:
     if (spec, split) in _GIVEN:
         return _GIVEN[spec, split]
+    refuse_arrays({"name": spec.name})
     read = SOURCES.find(spec.name)
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")

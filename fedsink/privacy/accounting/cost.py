@@ -141,7 +141,7 @@ class Cost:
     def epsilon_unamplified(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
     ) -> float:
-        """ε(δ) of the uses against an observer of which units take part: nothing is amplified.
+        """ε(δ) of the uses against whoever learns which units take part: nothing is amplified.
 
         A capacity's overflow keeps the probability it has at the true rate.
         """

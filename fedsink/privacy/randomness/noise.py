@@ -55,7 +55,8 @@ def _encode_int(item: int) -> bytes:
 class Stream:
     """Deterministic random numbers for one key and one context.
 
-    Block i of call c is ``SHAKE-256(key ‖ context ‖ c ‖ i)`` with every item length-prefixed;
+    Block i of call c is ``SHAKE-256(key ‖ context ‖ c ‖ i)``; items of the context have their
+    length before them, c and i a fixed one;
     successive calls give fresh values. The variates are inverse-CDF transforms of uniforms in
     double precision; they are not hardened against the floating-point attack of Mironov (2012),
     "On significance of the least significant bits for differential privacy": real devices use
@@ -123,7 +124,7 @@ class Stream:
     def add_gaussian(self, values: torch.Tensor, std: float) -> torch.Tensor:
         """`values` + N(0, std² I), added in float64, as float32 on the values' device.
 
-        Every release of Gaussian noise passes through here: a float-safe stream overrides it.
+        A float-safe stream overrides it; `add_gaussian_each` does this for several streams.
         """
         return noised(values, std, self.normal(*values.shape))
 

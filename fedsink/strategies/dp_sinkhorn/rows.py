@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def group_rows(self) -> int:
-        """Rows of a group that clients see."""
+        """Number of a group's rows without the extra ones."""
         return self.rows_per_class * (self.classes if self.mixed else 1)
 
     @property
@@ -93,7 +93,7 @@ class Layout:
         return torch.cat([labels, labels[: self.extra]]).expand(len(kinds), -1)
 
     def groups_of(self, block: int) -> slice:
-        """Returns the groups that a client asked about a block sees."""
+        """Returns the groups that make up this block."""
         size = self.groups // self.blocks
         return slice(block * size, (block + 1) * size)
 

@@ -129,7 +129,7 @@ class SelfTerm(Loss):
         """
 
     def with_labels(self, points: Tensor, labels: Tensor) -> Tensor:
-        """Returns points, with labels appended where groups mix classes that enter the cost."""
+        """Returns points, with labels appended where a group mixes classes and they enter c."""
         classes, weight = self.objective.classes, self.objective.label_weight
         if not self.layout.mixed or weight == 0.0:
             return points

@@ -5,9 +5,9 @@ The algorithm in the paper's order, and the place that computes each step:
 | step | | computed by |
 |---|---|---|
 | 1 | draw latents z and labels, generate X = G_θ(z, labels) | `DPSinkhorn._generate` |
-| 2 | self term −Ŵ(X[0:n], X[n′:n+n′]) (Definition 4.3) | `SelfTerm.__call__` |
+| 2 | self term, for one −Ŵ(X[0:n], X[n′:n+n′]) (Definition 4.3) | `SelfTerm.__call__` |
 | 3 | sample records Y; ∂/∂X of 2Ŵ(X[0:n], Y) and self term; clip to Δ; noise Sσ | a client |
-| 4 | mean over clients; the self term's gradient at rows that no client sees | `RoundRows` |
+| 4 | mean over clients; what of the self term's gradient no client adds | `RoundRows` |
 | 5 | backpropagate the gradient at X into θ (line 9), one step of the optimiser | `Trainer.step` |
 
 S is 2Δ (`clip=record`: Δ). `configure_train` is steps 1 and 2, and asks the clients for step 3

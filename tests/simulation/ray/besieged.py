@@ -24,10 +24,11 @@ from nodes import Nodes
 from fedsink.clients.node import close_nodes
 from fedsink.conf.acting import compose_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.running import server_app
-from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.server.running import run_server
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.grid import SimulationGrid
 from fedsink.simulation.ray.ray_grid import RayGrid
-from fedsink.simulation.simulated_run import RunIdentity, configure
+from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 
 ROUNDS, KILLS, CLIENTS = 40, 10, 6
@@ -42,13 +43,13 @@ def settings_in(folder: Path, key_of: Path | None = None) -> Any:
     if key_of is not None:
         shutil.copyfile(key_of / "run.key", folder / "run.key")
     config = compose_config([*OVERRIDES, "report.pictures=0", "report.html=false"])
-    return configure(config, folder / "run", identity)
+    return Experiment.of(config, identity)
 
 
-def run(settings: Any, grid: SimulationGrid) -> None:
+def run(settings: Any, grid: SimulationGrid, folder: Path) -> None:
     """Train, whatever happens to the grid."""
     try:
-        server_app(settings.server)(grid, client_context(0, CLIENTS, 1))
+        run_server(grid, settings.server, RunFolder(folder / "run"))
     finally:
         grid.close()
         close_nodes()
@@ -95,7 +96,7 @@ def main(folder: Path) -> None:
     """The run in one process, then on the cluster."""
     local = settings_in(folder / "local")
     hosted = fedsink_apps(local.node)
-    run(local, LocalGrid(hosted.app, CLIENTS, batched=hosted.batched))
+    run(local, LocalGrid(hosted.app, CLIENTS, batched=hosted.batched), folder / "local")
     remote = settings_in(folder / "cluster", folder / "local")
     nodes = Nodes(folder)
     try:
@@ -103,7 +104,7 @@ def main(folder: Path) -> None:
             nodes.add(1)
         grid = RayGrid(remote.node, address=nodes.address, revive_seconds=300)
         besiege(nodes, grid)
-        run(remote, grid)
+        run(remote, grid, folder / "cluster")
     finally:
         nodes.close()
 

@@ -24,11 +24,12 @@ from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import SecretKey
-from fedsink.server.running import server_app
-from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.server.folder import RunFolder
+from fedsink.server.running import run_server
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.grid import SimulationGrid
 from fedsink.simulation.ray.cluster import INLINE, CohortPlaces
 from fedsink.simulation.ray.ray_grid import Actor, RayGrid
-from fedsink.simulation.simulated_run import RunSettings
 from fedsink.simulation.virtual_clients import Hosted, LocalGrid, fedsink_apps
 
 from ..conftest import Configure
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.medium
 
 _CLIENTS = 3
 _OVERRIDES = ("seed=5", f"clients={_CLIENTS}", "rounds=12")
-Run = Callable[[RunSettings, SimulationGrid], Path]
+Run = Callable[[Experiment, SimulationGrid], Path]
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,9 @@ def _ask_one(grid: RayGrid, kind: str = "query.identity") -> list[Message]:
     return list(grid.send_and_receive([grid.create_message(RecordDict(), kind, 1000, "1")]))
 
 
-def _run(settings: RunSettings, grid: SimulationGrid, folder: Path) -> dict[str, torch.Tensor]:
+def _run(settings: Experiment, grid: SimulationGrid, folder: Path) -> dict[str, torch.Tensor]:
     folder.mkdir()
-    app = server_app(replace(settings.server, folder=folder))
-    app(grid, client_context(0, settings.node.clients, 1))
+    run_server(grid, settings.server, RunFolder(folder))
     return load_file(folder / "generator.safetensors")
 
 

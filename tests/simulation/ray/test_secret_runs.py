@@ -18,8 +18,9 @@ from ray.util import get_node_ip_address
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import PrivacyError
 from fedsink.privacy import SecretKey
-from fedsink.server.running import server_app
-from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.server.folder import RunFolder
+from fedsink.server.running import run_server
+from fedsink.simulation.grid import SimulationGrid
 from fedsink.simulation.ray.cluster import refuse_unencrypted
 from fedsink.simulation.ray.ray_grid import Actor, DriverAdmission, RayGrid, cohort_of
 from fedsink.simulation.simulated_run import start
@@ -97,7 +98,7 @@ def test_every_charge_is_committed_before_a_cohort_is_asked(
     grid.cohorts = cohort
     if method == "answer":
         monkeypatch.setattr(grid, "adds_up", lambda message_type: False)
-    server_app(settings.server)(grid, client_context(0, clients, 1))
+    run_server(grid, settings.server, RunFolder(tmp_path / "run"))
     assert cohort.methods == [method] * rounds
     assert cohort.committed == [clients * round for round in range(1, 1 + rounds)]
 

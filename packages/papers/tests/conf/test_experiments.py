@@ -10,7 +10,8 @@ import yaml
 from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.privacy import PrivacyPlan, UnprotectedPlan
-from fedsink.simulation.simulated_run import RunIdentity, configure
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.values import leaves
 from tests.conf.conftest import NAMES, root
@@ -68,18 +69,19 @@ def test_every_experiment_that_repeats_a_paper_is_in_the_table() -> None:
 @pytest.mark.medium
 def test_what_differs_from_the_paper_follows_what_is_typed() -> None:
     typed = composed("dp_sinkhorn_mnist_m1_nonprivate", "scale=paper", "strategy.m=2", "eps=3")
-    stated = Configuration.of_paper(typed)["paper"]
+    stated = Configuration.read(typed).of_paper(typed)["paper"]
     assert stated["differs"]["strategy.m"] == {"here": 2, "published": 1.0}
     assert stated["differs"]["eps"] == {"here": 3, "published": "inf"}
     assert "strategy.p" not in stated["differs"]
-    reduced = Configuration.of_paper(composed("dp_sinkhorn_mnist_m1"))["paper"]["differs"]
+    smaller, other = composed("dp_sinkhorn_mnist_m1"), composed("mnist_eps10")
+    reduced = Configuration.read(smaller).of_paper(smaller)["paper"]["differs"]
     assert {"rounds", "rate", "clients", "strategy.schedule", "generator.width"} <= set(reduced)
-    assert Configuration.of_paper(composed("mnist_eps10")) == {}
+    assert Configuration.read(other).of_paper(other) == {}
 
 
 def plan(name: str, tmp_path: Path, *more: str) -> PrivacyPlan | UnprotectedPlan:
     config = composed(name, "scale=paper", *more)
-    strategy = configure(config, tmp_path / "run", RunIdentity.fresh(0)).server.strategy
+    strategy = Experiment.of(config, RunIdentity.fresh(0)).server.strategy
     assert isinstance(strategy, DPSinkhornSettings)
     return strategy.plan
 
@@ -112,7 +114,7 @@ def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -
 def test_gs_wgan_at_the_paper_scale_has_the_published_claim(name: str, tmp_path: Path) -> None:
     """ε = 9.99 by their Theorem A.1; the proved ε is in the hundreds."""
     config = composed(name, "scale=paper")
-    strategy = configure(config, tmp_path / "run", RunIdentity.fresh(0)).server.strategy
+    strategy = Experiment.of(config, RunIdentity.fresh(0)).server.strategy
     stated = strategy.statement("secret")
     assert stated["epsilon_published"] == pytest.approx(9.993, abs=5e-4)
     assert stated["epsilon"] > 300

@@ -11,14 +11,16 @@ import pytest
 from fedsink.clients.node import close_nodes
 from fedsink.conf.acting import compose_config
 from fedsink.data import sources
-from fedsink.simulation.simulated_run import RunIdentity, configure, start
+from fedsink.simulation.experiment import Experiment
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import start
 from fedsink.strategies.losses import LOSSES
 from fedsink.strategies.privatize_once import PrivatizeOnceSettings
 
 
 def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:
     config = compose_config([f"experiment={name}", *more])
-    strategy = configure(config, folder / "run", RunIdentity.fresh(0)).server.strategy
+    strategy = Experiment.of(config, RunIdentity.fresh(0)).server.strategy
     assert isinstance(strategy, PrivatizeOnceSettings)
     return strategy
 
