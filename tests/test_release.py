@@ -42,7 +42,7 @@ def test_one_version_stands_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     deployment = tomllib.loads((ROOT / "deploy" / "pyproject.toml").read_text())["project"]
     assert citation["version"] == deployment["version"] == fedsink.__version__
-    for path in (ROOT / "pyproject.toml", ROOT / "deploy" / "node" / "pyproject.toml"):
+    for path in (ROOT / "pyproject.toml", ROOT / "packages" / "core" / "pyproject.toml"):
         assert tomllib.loads(path.read_text())["project"]["dynamic"] == ["version"]
 
 
