@@ -103,9 +103,10 @@ def main(grid, context):
             time.sleep(0.5)
             rows = torch.rand(60, 64, generator=random)
             request = GradientRequest(
-                number + 1, None, plan, Objective(lam=0.05, classes=10),
-                {"name": "pixel", "shape": [1, 8, 8]}, rows, torch.arange(60) % 10,
-                torch.zeros(60), torch.zeros_like(rows), "node-message",
+                round=number + 1, plan=plan, objective=Objective(lam=0.05, classes=10),
+                view={"name": "pixel", "shape": [1, 8, 8]}, rows=rows,
+                row_labels=torch.arange(60) % 10, potentials=torch.zeros(60),
+                self_gradient=torch.zeros_like(rows), run="node-message",
             )
             reply, seconds = asked(grid, node, "train.dp_sinkhorn", request.to_record())
             code = reply.error.code if reply.has_error() else 0

@@ -102,10 +102,11 @@ def request_of(recipe: Recipe, capacity: int | None) -> GradientRequest:
         recipe.rate, 2.0, recipe.rounds, recipe.clip, recipe.schedule, 1e-5,
         capacity=capacity, nominal_records=recipe.nominal,
     )  # fmt: skip
+    turns = torch.arange(recipe.rows) % CLASSES
     return GradientRequest(
-        1, label, plan, recipe.objective, recipe.view.to_dict(), rows,
-        torch.arange(recipe.rows) % CLASSES if label is None else torch.full((recipe.rows,), label),
-        torch.randn(recipe.rows, generator=random), torch.zeros_like(rows),
+        round=1, label=label, plan=plan, objective=recipe.objective, view=recipe.view.to_dict(),
+        rows=rows, row_labels=turns if label is None else torch.full((recipe.rows,), label),
+        potentials=torch.randn(recipe.rows, generator=random), self_gradient=torch.zeros_like(rows),
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from fedsink.data.partition import PartitionSpec, scheme_from_dict
 from fedsink.data.sources import held
 from fedsink.data.spec import ARRAYS, DataSpec
 from fedsink.environment import undisturbed
-from fedsink.errors import CheckpointError, ConfigError, DataError, FedsinkError
+from fedsink.errors import CheckpointError, ConfigError, DataError, ModelError, PrivacyError
 from fedsink.models import Observation
 from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.adjacency import USER
@@ -326,8 +326,6 @@ class Federation:
         scheme = type(self._partition).__name__
         config = {
             "mode": strategy.mode,
-            "strategy": {"name": strategy.name, **strategy.identity()},
-            "generator": {"name": name, **options},
             "clients": self.clients,
             "conditional": self._labelled,
             "data": {**asdict(self.data), "root": None},
@@ -340,6 +338,8 @@ class Federation:
             "start": None if server.source is None else str(server.source),
             "log": list(server.log),
             "engine": engine.stored(self._engine),
+            "generator": {"name": name, **options},
+            "strategy": {"name": strategy.name, **strategy.identity()},
         }
         assumed = {"facts": self._assumed, "meaning": _READ_OFF}
         return Experiment(
@@ -386,11 +386,9 @@ def _in_words_of_arguments() -> Iterator[None]:
     """Names arguments in errors of settings that also have a place in configurations."""
     try:
         yield
-    except FedsinkError as error:
+    except (ConfigError, DataError, ModelError, PrivacyError) as error:
         told = re.sub(r"\b(strategy|noise|data|engine|partition|report)\.(?=[a-z])", "", str(error))
-        if told == str(error) or isinstance(error, InterruptedRunError):
-            raise
-        raise type(error)(told) from error
+        raise error if told == str(error) else type(error)(told) from error
 
 
 def _new_folder() -> Path:

@@ -15,12 +15,26 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from functools import cached_property
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, cast
 
 from fedsink.errors import ConfigError, FedsinkError
 
 T = TypeVar("T")
+
+
+def loaded_on_use(package: str, **places: str) -> Callable[[str], object]:
+    """Returns the `__getattr__` of a package: module → names in it, loaded when they are used."""
+    place_of = {name: place for place, names in places.items() for name in names.split()}
+
+    def getattribute(name: str) -> object:
+        if name not in place_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{place_of[name]}"), name)
+
+    return getattribute
+
 
 GONE = {
     "log=csv": "log=csv is gone: metrics.jsonl in the run folder has every figure, so leave it out "

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -113,3 +113,14 @@ def test_flower_sends_no_telemetry_where_fedsink_is_used_from_python():
         [sys.executable, "-c", code], env=bare, capture_output=True, text=True, check=True
     )
     assert done.stdout == "0\n"
+
+
+@pytest.mark.parametrize("room", ["clients", "data", "protocol", "strategies"])
+def test_what_an_extension_needs_of_a_room_is_loaded_by_its_name(room):
+    module, stub = import_module(f"fedsink.{room}"), Path(fedsink.__file__).parent / room
+    typed = re.findall(r"import (\w+) as", (stub / "__init__.pyi").read_text())
+    assert {getattr(module, name).__name__ for name in typed} == {*typed}
+    with pytest.raises(AttributeError, match=f"module 'fedsink.{room}' has no attribute 'other'"):
+        _ = module.other
+    named = re.findall(r'="([\w ]+)"', (stub / "__init__.py").read_text())
+    assert " ".join(named).split() == typed

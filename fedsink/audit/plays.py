@@ -161,9 +161,9 @@ def audit_one_run(
     play = Play(answer, pair, clients, colluders)
     own = Play(answer, unsampled, clients, clients - 1)  # what one client sends
     coins = key.stream("coins", client=0, round=0).uniform(canaries) < 0.5
-    alone = [_part(pair.present, torch.tensor([j])) for j in range(canaries)]
+    alone = [pair.present.part(torch.tensor([j])) for j in range(canaries)]
     moved = own.replies(alone, key, [0] * canaries) - own.replies([pair.absent], key, [0])
-    held = [_part(pair.present, coins.nonzero().flatten()), *[pair.absent] * (play.honest - 1)]
+    held = [pair.present.part(coins.nonzero().flatten()), *[pair.absent] * (play.honest - 1)]
     [seen] = play.replies(held, key, range(play.honest))
     moved = moved.reshape(canaries, -1, play.width)  # rows of all replies
     lengths = moved.norm(dim=2)
@@ -239,7 +239,7 @@ class Play:
 
         Run n has clients first + n·m to first + n·m + m − 1, of whom the honest ones come first.
         """
-        blocks, nothing = [], _part(shard, torch.zeros(0, dtype=torch.int64))
+        blocks, nothing = [], shard.part(torch.zeros(0, dtype=torch.int64))
         of_run, together = range(self.honest), max(1, _AT_ONCE // self.honest)
         for start in range(0, runs, together):
             numbers = range(start, min(start + together, runs))
@@ -277,7 +277,7 @@ class Play:
         """
         shards = [self.pair.absent, self.pair.present]
         if self.charge.adjacency != REPLACE_ONE:
-            shards += [_part(shards[1], torch.zeros(size).long()) for size in (0, _MANY)]
+            shards += [shards[1].part(torch.zeros(size).long()) for size in (0, _MANY)]
         tasks = [_task(shard, key, client) for client, shard in enumerate(shards)]
         found: dict[str, None] = {}
         for answer in self.answers:
@@ -316,11 +316,6 @@ def _computed(answer: Answer, tasks: Sequence[Task], pool: Pool) -> Sequence[Seq
         if apart <= 1e-4 * alone.double().abs().max():
             return list(together)
     return [answer.compute(task) for task in tasks]
-
-
-def _part(shard: Shard, chosen: Tensor) -> Shard:
-    users = None if shard.users is None else shard.users[chosen]
-    return Shard(shard.images[chosen], shard.labels[chosen], users)
 
 
 def _all_but_bytes(content: RecordDict) -> dict[str, object]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -14,12 +16,14 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
+from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.privacy.randomness.keys import Key
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.packing import Packed, digest
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import SumError
+from fedsink.values import read_json
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -260,11 +264,34 @@ class BatchedAnswer(Answer):
 
 
 def check_classes(classes: int, data: DataSpec) -> None:
-    """Refuses a class list that is not the data's; raises ValueError.
+    """Refuses a class list that is not the data's; 1: labels play no part. Raises ValueError.
 
     Checked before any record is read: a shorter list would fail only for clients or batches that
     hold a class beyond its end, and so reveal them.
     """
     public = len(data.classes)
-    if classes != public:
+    if classes not in (1, public):
         raise ValueError(f"The request has {classes} classes, the data {public}.")
+
+
+def check_view(view: Mapping[str, Any], columns: int, data: DataSpec) -> None:
+    """Refuses a view of other records than the data's, and points of other coordinates than its.
+
+    Raises ValueError.
+
+    Guarantees:
+        A view that is not of the node's data is refused before it is built, which takes time and
+        memory in proportion to its shape.
+    """
+    if view.get("shape") not in (data.shape, list(data.shape)):
+        raise ValueError("The request's view is for records of another shape than the data's.")
+    dimension = _dimension(json.dumps(view, sort_keys=True))
+    if columns != dimension:
+        raise ValueError(
+            f"The rows have {columns} coordinates, the records in the request's view {dimension}."
+        )
+
+
+@lru_cache(maxsize=16)
+def _dimension(view: str) -> int:
+    return view_from_dict(read_json(view)).dimension

@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from fedsink.clients.answer import Answer
+from torch import Tensor
+
+from fedsink.clients.answer import Answer, Task
 from fedsink.clients.ledger.charge import Charge
 from fedsink.clients.policy import Policy
+from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
-from fedsink.data.views import view_from_dict
 from fedsink.errors import ReleaseRefusedError
+from fedsink.privacy import Clipped, PrivacyPlan
 from fedsink.privacy.integer_gaussian import IntegerGaussian
-from fedsink.privacy.plan import PrivacyPlan
 from fedsink.protocol.aggregation import sum_name
+from fedsink.protocol.requests import CentralRequest, pack_replies
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import SumError
-from fedsink.values import read_json
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 
 class CentralAnswer(Answer):
-    """An answer to uses of one plan in one run.
+    """An answer to uses of one plan in one run: noised totals of a client's records.
+
+    A method names its `Request`, and states `total`. Where a use needs other than a Poisson sample
+    of all records, it overrides `compute`; where a message asks for several uses, `read`.
 
     Guarantees:
         - Noise is shared with at most as many clients as the owner's settings put in one cohort.
         - A class or a round that the plan's schedule does not give the client is refused.
-        - A view that is not of the node's data is refused before it is built, and so is a capacity
-          above the public number of records, by every engine.
+        - A capacity above the public number of records is refused, by every engine.
         - Shared noise that does not fit into its integers is refused before it is charged.
+        - Where `compute` is this one, a reply depends on private data only through the clipped
+          total that is noised as the plan says.
 
     Args:
-        uses: each has the run, round, label, plan, share, fixed point, view and rows of a
-            `GradientRequest`.
-        images: generated images in the message.
+        uses: of the message, in increasing rounds.
+
+    Attributes:
+        Request: of one use; its name is the answer's.
         size: number of values that are released for one use.
+        values: numbers in a reply.
     """
 
-    limits: ClassVar[Mapping[str, int | None]] = {"maximum_images": None}
+    Request: ClassVar[type[CentralRequest]]
     values: int
 
-    def __init__(self, uses: Sequence[Any], images: int, size: int) -> None:
+    def __init__(self, uses: Sequence[Any]) -> None:
         if not uses:
             raise ValueError("A message must ask for at least one use.")
-        self.uses, self.images, self.plan, self.size = uses, images, uses[0].plan, size
+        self.uses, self.plan = uses, uses[0].plan
+        self.size = math.prod(uses[0].reply_shape)
+        self.values = sum(math.prod(use.reply_shape) for use in uses)
         self.run, self.share = uses[0].run, max(use.share for use in uses)
         self.places = [(use.round, use.label) for use in uses]
         self.parts = [str(use.round) for use in uses]
@@ -52,11 +65,15 @@ class CentralAnswer(Answer):
         self.of_users = self.plan.unit == "user"
         self.protected = self.plan.protected
 
+    @classmethod
+    def read(cls, record: RecordDict, policy: Policy | None) -> Self:
+        """The message's one use."""
+        return cls([cls.Request.from_record(record)])
+
     def check_policy(self, policy: Policy) -> None:
-        """Refuses other mechanisms, too many images, and plans that the owner does not allow."""
+        """Refuses other mechanisms, and plans that the owner does not allow."""
         for word in self.words():
             policy.check_mechanism(word)
-        policy.check_limit("maximum_images", self.images, "images")
         for use in self.uses:
             policy.check_use(use.plan, use.share, use.label)
 
@@ -106,36 +123,46 @@ class CentralAnswer(Answer):
             )
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuses uses that do not belong together, or views of other records than the data's."""
+        """Refuses uses that do not belong together."""
         first = self.uses[0]
-        common = (first.plan, first.run, first.share, first.fixed_point, first.view)
-        if any(
-            (use.plan, use.run, use.share, use.fixed_point, use.view) != common for use in self.uses
-        ):
+        common = (first.plan, first.run, first.share, first.fixed_point)
+        if any((use.plan, use.run, use.share, use.fixed_point) != common for use in self.uses):
             raise ValueError(
-                "The uses of one message belong to one plan and one run, with one share of noise "
-                "and one view."
+                "The uses of one message belong to one plan and one run, with one share of noise."
             )
-        # Before the view is built, which takes time and memory in proportion to its shape.
-        if first.view.get("shape") not in (data.shape, list(data.shape)):
-            raise ValueError("The request's view is for records of another shape than the data's.")
         capacity, public = self.plan.capacity, data.nominal_records
         if capacity is not None and capacity > public:
             # It would hide nothing more, and cost memory and time in proportion.
             raise ValueError(f"The plan has a capacity of {capacity}, the data {public} records.")
+        special = capacity is not None or any(use.label is not None for use in self.uses)
+        if special and type(self).compute is CentralAnswer.compute:
+            raise ValueError(f"train.{self.name} samples all records, and fixes no capacity.")
         if len(set(self.parts)) != len(self.parts):
             raise ValueError("The uses of one message are in different rounds.")
-        dimension = _dimension(json.dumps(first.view, sort_keys=True))
-        for use in self.uses:
-            if use.rows.shape[1] != dimension:
-                raise ValueError(
-                    f"The rows have {use.rows.shape[1]} coordinates, the records in the "
-                    f"request's view {dimension}."
-                )
 
     def charge(self, *, trusted: bool) -> Charge:
         """All rounds of the plan; see `central_charge`."""
         return central_charge(self.plan, self.uses[0].shared_noise(self.size), trusted=trusted)
+
+    def total(self, request: Any, sample: Shard) -> Clipped:
+        """Returns the clipped total of a use over the sampled records, which may be none.
+
+        No record may move another one's part of it.
+        """
+        raise NotImplementedError(f"train.{self.name} states no total.")
+
+    def compute(self, task: Task) -> Sequence[Tensor]:
+        """The noised total of each use over its Poisson sample."""
+        released = []
+        for use, request in enumerate(self.uses):
+            coins, noise = (task.stream(of, request.round, use) for of in ("sample", "noise"))
+            sample = task.shard.part(request.plan.sampler.draw(len(task.shard), coins))
+            released.append(request.release(self.total(request, sample), noise))
+        return released
+
+    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
+        """What is released, and nothing else."""
+        return pack_replies([reply[name] for name in self.parts])
 
 
 @lru_cache(maxsize=16)
@@ -163,8 +190,3 @@ def central_charge(
         epsilon=lambda: charged.epsilon() + beside,
         rough_epsilon=charged.rough_epsilon,
     )
-
-
-@lru_cache(maxsize=8)
-def _dimension(view: str) -> int:
-    return view_from_dict(read_json(view)).dimension

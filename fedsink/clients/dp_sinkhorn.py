@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes
+from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes, check_view
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Batch, PlaceLayout, Pool, Sample
@@ -35,13 +35,7 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.privacy.clips import ClipOfRecords
-from fedsink.protocol.dp_sinkhorn import (
-    GradientReply,
-    GradientRequest,
-    Objective,
-    pack_replies,
-    unpack_requests,
-)
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective, unpack_requests
 from fedsink.transport import (
     GroundCost,
     Solver,
@@ -61,13 +55,9 @@ log = logging.getLogger("fedsink.clients")
 class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
     """``train.dp_sinkhorn``: `client_gradient` of every use."""
 
-    name = "dp_sinkhorn"
-
-    def __init__(self, requests: Sequence[GradientRequest]) -> None:
-        images = sum(len(request.rows) for request in requests)
-        super().__init__(requests, images, requests[0].rows.numel() if requests else 0)
-        self.requests = requests
-        self.values = sum(request.rows.numel() for request in requests)
+    Request = GradientRequest
+    name = GradientRequest.name
+    limits: ClassVar = {"maximum_images": None}
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
@@ -80,34 +70,33 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
         return cls(unpack_requests(record))
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuses a library that would solve the node's problems as well."""
+        """Refuses too many images, and a library that would solve the node's problems, as well."""
         super().check_policy(policy)
-        for request in self.requests:
+        images = sum(len(request.rows) for request in self.uses)
+        policy.check_limit("maximum_images", images, "images")
+        for request in self.uses:
             request.objective.refuse_library()
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuses a class list that is not the data's as well."""
+        """Refuses a view and a class list that are not the data's as well."""
         super().check_data(data)
-        for request in self.requests:
-            if request.objective.classes != 1:
-                check_classes(request.objective.classes, data)
+        first = self.uses[0]
+        check_view(first.view, first.rows.shape[1], data)
+        for request in self.uses:
+            if (request.view, request.rows.shape) != (first.view, first.rows.shape):
+                raise ValueError("The uses of one message have one view, and rows of one shape.")
+            check_classes(request.objective.classes, data)
 
     def compute(self, task: Task) -> list[Tensor]:
         """A gradient for each use, (n, D)."""
         return [
             client_gradient(request, task.shard, task.streams(request.round, use))
-            for use, request in enumerate(self.requests)
+            for use, request in enumerate(self.uses)
         ]
-
-    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """The gradients, and nothing else."""
-        return pack_replies([GradientReply(reply[name]) for name in self.parts])
 
     def fits(self, other: Self) -> bool:
         """Tells whether plan, objective, view, share and the rows' shapes are the same."""
-        return len(self.requests) == len(other.requests) and alike(
-            self.requests[0], other.requests[0]
-        )
+        return len(self.uses) == len(other.uses) and alike(self.uses[0], other.uses[0])
 
     @classmethod
     def compute_each(
@@ -115,8 +104,8 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
     ) -> Tensor:
         """The gradients of all clients, (K, uses, n, D)."""
         released = []
-        for use in range(len(answers[0].requests)):
-            requests = [answer.requests[use] for answer in answers]
+        for use in range(len(answers[0].uses)):
+            requests = [answer.uses[use] for answer in answers]
             samples, noise = (
                 [t.stream(purpose, r.round, use) for t, r in zip(tasks, requests, strict=True)]
                 for purpose in ("sample", "noise")
@@ -129,14 +118,14 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
     @property
     def adds_up(self) -> bool:  # type: ignore[override]
         """True for a record clip with shared noise: the total over clients is one clipped sum."""
-        return self.plan.clip.per_record and self.requests[0].fixed_point is not None
+        return self.plan.clip.per_record and self.uses[0].fixed_point is not None
 
     def compute_sum(
         self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
     ) -> Tensor:
         """The sum of a block's gradients of every use, (uses, n, D)."""
         sums = []
-        for use, request in enumerate(self.requests):
+        for use, request in enumerate(self.uses):
             samples = [task.stream("sample", request.round, use) for task in tasks]
             total = client_totals([request] * len(tasks), pool, clients, samples, pooled=True)
             noise = tasks[0].stream("noise", request.round, use)

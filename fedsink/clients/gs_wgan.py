@@ -17,16 +17,16 @@ reply behind all of them, because each release costs ε.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes
+from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes, check_view
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, Fakes, Parts, critic_totals
 from fedsink.clients.policy import Policy
@@ -39,13 +39,8 @@ from fedsink.models.critics import Critic, CriticTraining
 from fedsink.privacy import PrivacyPlan
 from fedsink.privacy.adjacency import CLIENT, REPLACE_ONE, USER
 from fedsink.privacy.clips import ClipOfCritics
-from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
 from fedsink.values import read_json
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
-
 
 _DEALT: WeakKeyDictionary[Pool, tuple[Any, dict[tuple[int, int], Parts]]] = WeakKeyDictionary()
 """Records of each pool as they were dealt for its last request."""
@@ -68,9 +63,10 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         - A stored reply is sent again without training.
     """
 
-    name = "gs_wgan"
+    Request = CriticRequest
+    name = CriticRequest.name
     limits: ClassVar = {
-        **CentralAnswer.limits,
+        "maximum_images": None,
         "maximum_critics": None,
         "maximum_critic_width": None,
         "maximum_critic_steps": None,
@@ -78,23 +74,18 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
 
     def __init__(self, requests: Sequence[CriticRequest]) -> None:
         [self.request] = requests
-        self.values = self.request.rows.numel()
-        images = len(self.request.rows) + len(self.request.fakes)
-        super().__init__(requests, images, self.values)
+        super().__init__(requests)
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
         """The name of its mechanism."""
         return ("critic",)
 
-    @classmethod
-    def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The message's one use; no architecture is built."""
-        return cls([CriticRequest.from_record(record)])
-
     def check_policy(self, policy: Policy) -> None:
-        """Refuses more or larger critics, or more steps, than the owner allows as well."""
+        """Refuses more images, more or larger critics, or more steps, than allowed as well."""
         super().check_policy(policy)
+        images = len(self.request.rows) + len(self.request.fakes)
+        policy.check_limit("maximum_images", images, "images")
         critics, training = self.request.critics, self.request.critics.training
         policy.check_limit("maximum_critics", training.critics, "critics")
         policy.check_limit("maximum_critic_width", critics.hidden, "units in a critic's layer")
@@ -102,20 +93,16 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         policy.check_limit("maximum_critic_steps", steps, "steps for its critics' first round")
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuses a class list that is not the data's, and critics of other records, as well."""
+        """Refuses a view, a class list and critics that are not of the data as well."""
         super().check_data(data)
-        if self.request.critics.classes != 1:
-            check_classes(self.request.critics.classes, data)
+        check_view(self.request.view, self.request.rows.shape[1], data)
+        check_classes(self.request.critics.classes, data)
         architecture(self.request)
 
     def compute(self, task: Task) -> list[Tensor]:
         """The gradient, (n, D)."""
         [reply] = critic_gradients(self.request, [task], Pool([task.shard]), slice(0, 1))
         return [reply]
-
-    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """The gradient, and nothing else."""
-        return GradientReply(reply[self.parts[0]]).to_record()
 
     def fits(self, other: Self) -> bool:
         """Returns False: the critics of one batch are shown the same rows."""

@@ -42,7 +42,7 @@ class PrivatizeOnceAnswer(Answer):
         Under a policy no mechanism is imported that the policy does not name.
     """
 
-    name = "privatize_once"
+    name = PrivatizeRequest.name
     adjacency = REPLACE_ONE
     in_parts = True
     places = ((1, None),)

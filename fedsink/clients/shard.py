@@ -77,6 +77,14 @@ class Shard:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def part(self, chosen: Tensor) -> Shard:
+        """Returns the chosen records, by their indices."""
+        of = [
+            None if values is None else values[chosen.to(values.device)]
+            for values in (self.images, self.labels, self.users, self.slots)
+        ]
+        return Shard(*of)
+
     def fingerprint(self, owner: str = "") -> bytes:
         """SHA-256 over shapes, types and every byte of images, labels, users and slots, in order.
 

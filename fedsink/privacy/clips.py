@@ -268,7 +268,7 @@ def _check_type(gradients: torch.Tensor) -> None:
 class ClipOfRecords(Clip):
     """A clip of a gradient of sampled records."""
 
-    needed: ClassVar[str] = "clip={} samples no records: choose clip=record or clip=batch."
+    needed: ClassVar[str] = "the {} clip samples no records: choose the record or the batch clip."
     sampled: ClassVar[bool] = True
 
     def transform(self, gradients: torch.Tensor) -> torch.Tensor:
@@ -311,8 +311,8 @@ class ClipOfRecords(Clip):
         if adjacency == USER:
             raise PrivacyError(
                 "the user adjacency needs a clip that keeps all records of a user together, "
-                f"received clip={self.name}: choose adjacency=client (with capacity=auto or "
-                "clip=batch), or strategy=gs_wgan, whose clip=critic keeps them together."
+                f"received the {self.name} clip: choose adjacency=client (with a capacity or the "
+                "batch clip), or GS-WGAN, whose critic clip keeps them together."
             )
 
 
@@ -424,8 +424,8 @@ class RecordClip(ClipOfRecords):
         """B: the largest number of contributions of norm Δ that appear or vanish."""
         if capacity is None:
             raise PrivacyError(
-                "the client adjacency with clip=record needs a capacity: without one a client's "
-                "sum is unbounded. Give a capacity or use clip=batch."
+                "the client adjacency with the record clip needs a capacity: without one a "
+                "client's sum is unbounded. Give a capacity or use the batch clip."
             )
         return capacity
 
@@ -440,7 +440,7 @@ class ClipOfCritics(Clip):
     No batch is drawn: every part of the records takes part in every use.
     """
 
-    needed: ClassVar[str] = "A sum over critics needs clip=critic, not {}."
+    needed: ClassVar[str] = "A sum over critics needs the critic clip, not the {} clip."
     sampled: ClassVar[bool] = False
 
     @property
@@ -471,14 +471,14 @@ class ClipOfCritics(Clip):
         """Refuses a capacity and a class schedule, which have no meaning for critics."""
         if capacity is not None:
             raise PrivacyError(
-                f"clip={self.name} draws no batch of records, so capacity={capacity} has no "
+                f"the {self.name} clip draws no batch of records, so capacity={capacity} has no "
                 "meaning: leave it out."
             )
         if schedule.classes > 1:
             raise PrivacyError(
-                f"clip={self.name} has no class schedule: a critic learns from records of every "
-                "class, and remembers them in the rounds of the others. Use a joint or a turn "
-                "schedule."
+                f"the {self.name} clip has no class schedule: a critic learns from records of "
+                "every class, and remembers them in the rounds of the others. Use a joint or a "
+                "turn schedule."
             )
 
 
@@ -615,16 +615,16 @@ class RowClip(ClipOfCritics):
         """1.0; raises PrivacyError for any other rate."""
         if checks.probability("rate", rate) < 1.0:
             raise PrivacyError(
-                f"clip={self.name} has only rate=1, received rate={rate:g}: as published a critic "
-                "is trained when it is picked, and remembers it, so that a secret pick would not "
-                "amplify. Use clip=critic, whose critics are trained in every round."
+                f"the {self.name} clip has only rate=1, received rate={rate:g}: as published a "
+                "critic is trained when it is picked, and remembers it, so that a secret pick "
+                "would not amplify. Use the critic clip, whose critics are trained in every round."
             )
         return 1.0
 
     def check_size(self, critics: int, rows: int) -> None:
         """Refuses gradients of several critics at a client or of more rows; raises PrivacyError."""
         if critics > self.critics:
-            raise PrivacyError(f"clip={self.name} accounts for one critic, not for {critics}.")
+            raise PrivacyError(f"the {self.name} clip accounts for one critic, not for {critics}.")
         if rows > self.rows:
             raise PrivacyError(f"the clip accounts for {self.rows} rows, not for {rows}.")
 

@@ -1,6 +1,6 @@
 """Central mode: generated images go out, clipped and noised gradients come back.
 
-One message (``train.dp_sinkhorn``) may ask for several uses of the mechanism, each a round of the
+One message may ask for several uses of the mechanism, each a round of the
 plan with its own rows; they share plan, objective, view, run and share of the noise. The arrays of
 a message have the uses as their leading dimension, and so has the gradient of the answer.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,8 @@ from fedsink.privacy import domain
 from fedsink.privacy.clips import ClipOfRecords
 from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.privacy.plan import CentralPlan, plan_from_dict
-from fedsink.protocol.packing import Packed, pack, unpack
+from fedsink.protocol.packing import Packed
 from fedsink.protocol.requests import (
-    UNNAMED,
     CentralRequest,
     Packable,
     check_rows,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 MOST_USES = 2_000  # of one message; each costs time before any of them can be refused
 
-_T = TypeVar("_T")
 _SHARED = ("plan", "objective", "view", "run", "share", "fixed_point")  # by all uses of a message
 _STACKED = ("rows", "row_labels", "potentials", "self_gradient")  # an array for each use
 
@@ -136,13 +134,13 @@ class Objective:
         return self.cost == "mixed" and self.m == 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GradientRequest(CentralRequest):
     """Asks one client for one use of the mechanism; see also `CentralRequest`."""
 
-    round: int
-    label: int | None  # class of the round's rows and records; None: the round mixes classes
-    plan: CentralPlan
+    name = "dp_sinkhorn"
+
+    label: int | None  # type: ignore[misc]  # None: the round mixes classes
     objective: Objective
     view: dict[str, Any]  # public linear coordinates the gradient lives in, as `View.to_dict()`
     rows: Tensor  # X, generated points in these coordinates, (n, D)
@@ -151,9 +149,10 @@ class GradientRequest(CentralRequest):
     potentials: Tensor = field(default_factory=lambda: torch.zeros(0))
     # The data-independent part of the gradient for clip=batch, (n, D).
     self_gradient: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    run: str = UNNAMED
-    share: int = 1
-    fixed_point: FixedPoint | None = None
+
+    @property
+    def reply_shape(self) -> tuple[int, ...]:
+        return tuple(self.rows.shape)
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Returns the fields and arrays of a message with only this use."""
@@ -162,11 +161,14 @@ class GradientRequest(CentralRequest):
     @classmethod
     def from_record(cls, record: RecordDict) -> GradientRequest:
         """Reads and checks a message with one use; any other is a ValueError."""
-        return _only(unpack_requests(record))
+        uses = unpack_requests(record)
+        if len(uses) != 1:
+            raise ValueError(f"Expected a message with one use, received one with {len(uses)}.")
+        return uses[0]
 
     def check(self) -> None:
         """Refuses a request whose parts do not fit together: a ValueError names the part."""
-        self.check_use()
+        super().check()
         clip = ClipOfRecords.expect(self.plan.clip)
         check_rows(self.rows, self.row_labels, self.objective.classes)
         self.objective.check_plan(self.plan)
@@ -283,38 +285,3 @@ def checked(requests: list[GradientRequest]) -> list[GradientRequest]:
     for request in requests:
         request.check()
     return requests
-
-
-@dataclass(frozen=True)
-class GradientReply:
-    """The noised gradient, (n, D) float32, and nothing else that depends on private data."""
-
-    gradient: Tensor
-
-    def to_record(self) -> RecordDict:
-        """Returns the answer to a message with one use."""
-        return pack_replies([self])
-
-    @classmethod
-    def from_record(cls, record: RecordDict) -> GradientReply:
-        """Reads an answer to a message with one use; any other is a ValueError."""
-        return _only(unpack_replies(record))
-
-
-def pack_replies(replies: Sequence[GradientReply]) -> RecordDict:
-    """Returns one answer with a gradient per use, in the order of the message."""
-    return pack({}, {"gradient": torch.stack([reply.gradient for reply in replies])})
-
-
-def unpack_replies(record: RecordDict) -> list[GradientReply]:
-    """Reads the gradients of an answer: as many as a message may ask for, or a ValueError."""
-    gradients = unpack(record)[1].get("gradient", torch.zeros(()))
-    if gradients.ndim < 1 or len(gradients) > MOST_USES:
-        raise ValueError("Malformed gradient reply: it holds no gradient of each use.")
-    return [GradientReply(gradient) for gradient in gradients]
-
-
-def _only(uses: list[_T]) -> _T:
-    if len(uses) != 1:
-        raise ValueError(f"Expected a message with one use, received one with {len(uses)}.")
-    return uses[0]

@@ -1,15 +1,14 @@
 """Central mode with critics at the clients: generated images go out, critics' gradients come back.
 
-A message (``train.gs_wgan``) asks for one use of the mechanism. The reply is a `GradientReply`: the
-sum of the clipped gradients of a client's critics at the message's rows, with noise.
+A message asks for one use of the mechanism. Its reply is the sum of the clipped gradients of a
+client's critics at the message's rows, with noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -22,15 +21,11 @@ from fedsink.models.critics import (
     LocalGenerator,
     PerceptronCritic,
 )
-from fedsink.privacy import CentralPlan, Stream, plan_from_dict
+from fedsink.privacy import Stream
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.domain import Interval
-from fedsink.privacy.integer_gaussian import FixedPoint
-from fedsink.protocol.requests import UNNAMED, CentralRequest, check_rows, run_name, table
+from fedsink.protocol.requests import CentralRequest, check_rows, table
 from fedsink.values import privacy_checks as checks
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
 MOST_WEIGHTS = 1 << 25  # of all critics of a client; a node keeps three numbers for each
 MOST_PAIRS = 1 << 24  # of a record and a generated row, that a message shows to a client's critics
@@ -132,40 +127,35 @@ class Critics:
         return cls(**{**fields, "training": CriticTraining(**fields["training"])})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CriticRequest(CentralRequest):
     """Asks one client for one use of the mechanism; see also `CentralRequest`."""
 
+    name = "gs_wgan"
     kind = "critic request"
-    label: ClassVar[None] = None  # records of all classes take part
 
-    round: Annotated[int, partial(checks.count, "round")]
-    plan: Annotated[CentralPlan, plan_from_dict]
     critics: Annotated[Critics, Critics.from_dict]
     view: Annotated[dict[str, Any], table]  # linear coordinates of rows and gradient: View.to_dict
     rows: Tensor  # X, where the critics' gradients are asked for, (n, D)
     row_labels: Tensor  # (n,) int64
     fakes: Tensor  # rows of the same generator for the critics to train against, (f, D)
     fake_labels: Tensor  # (f,) int64
-    run: Annotated[str, run_name] = UNNAMED
-    share: int = 1
-    fixed_point: Annotated[FixedPoint | None, FixedPoint.from_dict] = None
+
+    @property
+    def reply_shape(self) -> tuple[int, ...]:
+        return tuple(self.rows.shape)
 
     @property
     def rate(self) -> float:
         """Learning rate of the critics in this round."""
         return self.critics.training.rate(self.round, self.plan.rounds)
 
-    @classmethod
-    def from_record(cls, record: RecordDict) -> CriticRequest:
-        """Reads and checks a message. Builds nothing from it: see `Critics.architecture`."""
-        request = super().from_record(record)
-        request.check()
-        return request
-
     def check(self) -> None:
-        """Refuses a request whose parts do not fit together: a ValueError names the part."""
-        self.check_use()
+        """Refuses a request whose parts do not fit together: a ValueError names the part.
+
+        Builds nothing from it: see `Critics.architecture`.
+        """
+        super().check()
         training = self.critics.training
         check_rows(self.rows, self.row_labels, self.critics.classes)
         ClipOfCritics.expect(self.plan.clip).check_size(training.critics, len(self.rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from torch import Tensor
 
@@ -106,6 +106,7 @@ class LocalPlan:
 class PrivatizeRequest(Packable):
     """Asks for one chunk of a client's privatized records."""
 
+    name: ClassVar[str] = "privatize_once"  # of the method, the answer and the message's type
     kind = "privatize request"
 
     plan: Annotated[LocalPlan, LocalPlan.from_dict]  # releases each record of the client once

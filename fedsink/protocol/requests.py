@@ -1,4 +1,4 @@
-"""Common parts of all requests: the run's name, a place in a plan, and a way into a message.
+"""Common parts of all messages: the run's name, a use of a plan and its reply, and their codec.
 
 `Packable` is the codec of all requests and replies. A dataclass that inherits it travels as a
 message, and is read again with the checks that its annotations name.
@@ -19,9 +19,10 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import fields
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, get_origin, get_type_hints
 
 import torch
@@ -30,15 +31,16 @@ from torch import Tensor
 from fedsink.privacy import domain
 from fedsink.privacy.clips import Clipped
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
-from fedsink.privacy.plan import CentralPlan
+from fedsink.privacy.plan import CentralPlan, plan_from_dict
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.protocol.packing import Packed, packed, unpack
+from fedsink.protocol.packing import Packed, pack, packed, unpack
 from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 UNNAMED = "unnamed"
+_RELEASED = "gradient"  # the array's name, from when gradients were all that was released
 
 
 def run_name(value: object) -> str:
@@ -155,29 +157,52 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {part.name: hints[part.name] for part in fields(kind)}
 
 
-class CentralRequest(Packable):
-    """A request of the central mode: one use of a plan.
+@dataclass(frozen=True, kw_only=True)
+class CentralRequest(Packable, ABC):
+    """A request of the central mode: one use of a plan. A method adds what it asks for.
 
     Attributes:
+        name: of the method, and of the answer that a node gives: the message is ``train.NAME``.
+        label: the class whose records take part; None: records of every class.
         round: the use's number in the plan, from 1.
         plan: sampler, clip, noise and their accounting; or that there are neither clip nor noise.
+        run: public name of the run that asks.
         share: t′ ≥ 1, number of clients that one noise of the plan is spread over. 1: the reply
             holds all of the noise, and needs no other reply.
         fixed_point: of the integers that are added up where the noise is shared; else None.
     """
 
-    round: int
-    plan: CentralPlan
-    share: int
-    fixed_point: FixedPoint | None
+    name: ClassVar[str]
+    label: ClassVar[int | None] = None
+
+    round: Annotated[int, partial(checks.count, "round")]
+    plan: Annotated[CentralPlan, plan_from_dict]
+    run: Annotated[str, run_name] = UNNAMED
+    share: int = 1
+    fixed_point: Annotated[FixedPoint | None, FixedPoint.from_dict] = None
+
+    @property
+    @abstractmethod
+    def reply_shape(self) -> tuple[int, ...]:
+        """Shape of the values that the reply holds."""
+
+    @classmethod
+    def from_record(cls, record: RecordDict) -> Self:
+        """Reads and checks a message: a ValueError says what does not fit."""
+        request = super().from_record(record)
+        request.check()
+        return request
 
     @property
     def own_plan(self) -> CentralPlan:
         """The plan with only the noise of this reply: the guarantee without all other replies."""
         return self.plan.with_noise(1 / self.share)
 
-    def check_use(self) -> None:
-        """Refuses a round that is not the plan's, or noise that float32 cannot hold."""
+    def check(self) -> None:
+        """Refuses a round that is not the plan's, or noise that float32 cannot hold.
+
+        A method refuses as well what it asks for and cannot mean; all before any record is read.
+        """
         if self.round < 1 or self.round > self.plan.rounds:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
         domain.ROUNDS.check_count(self.plan.rounds)
@@ -223,13 +248,35 @@ class CentralRequest(Packable):
         return shared.release_sum(total, stream if cohort else None, cohort)
 
 
-def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:
-    """Refuses public rows that are no finite matrix, or labels that are none of the classes."""
+def pack_replies(released: Sequence[Tensor]) -> RecordDict:
+    """Returns the reply of the central mode: what each use releases, and nothing else.
+
+    Args:
+        released: float32, or int64 where the noise is shared; of one shape, in the message's order.
+    """
+    return pack({}, {_RELEASED: torch.stack([*released])})
+
+
+def unpack_replies(record: RecordDict) -> Tensor:
+    """Returns what `pack_replies` was given, (uses, ...); a ValueError for any other message."""
+    released = unpack(record)[1].get(_RELEASED, torch.zeros(()))
+    if released.ndim < 1:
+        raise ValueError("Malformed reply: it holds no values of each use.")
+    return released
+
+
+def check_matrix(rows: Tensor) -> None:
+    """Refuses public rows that are no finite matrix: a ValueError."""
     if rows.ndim != 2 or not rows.numel() or not is_float32(rows, domain.ROWS):
         raise ValueError(
             f"Rows must be a finite n×D float32 matrix within ±{domain.ROWS.high:.4g}, not "
             f"{tuple(rows.shape)} of {rows.dtype}."
         )
+
+
+def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:
+    """Refuses public rows that are no finite matrix, or labels that are none of the classes."""
+    check_matrix(rows)
     n = len(rows)
     if labels.shape != (n,) or labels.dtype != torch.int64:
         raise ValueError(f"Row labels must be {n} integers.")

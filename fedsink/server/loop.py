@@ -1,7 +1,8 @@
 """The training loop of every run: rounds, metrics, pictures, checkpoints; stop and continue.
 
 `train` asks the strategy for the messages of a round, a grid answers them, and the strategy takes a
-step. Ctrl-C and SIGTERM end a run between two rounds, with a checkpoint.
+step. In the ldp mode uploads come before the first step, and no step asks anybody. Ctrl-C and
+SIGTERM end a run between two rounds, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -150,13 +151,14 @@ class _Training:
         before, number = strategy.round, strategy.message + 1
         strategy.absent = []
         try:
-            messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), self.grid)
+            messages = self._messages(number)
+            while strategy.uploading:
+                strategy.aggregate_train(number, self._answered(messages))
+                messages = self._messages(number)
             if number == 1:
                 checkpoint.save_uploads(self.folder.checkpoint, strategy.uploads())
                 self.picture()
-            replies: Iterable[Message] = []
-            if messages:
-                replies = self.grid.send_and_receive(messages, timeout=self.timeout)
+            replies = self._answered(messages)
             lost = [*replies.void] if isinstance(replies, Reduction) else []
             if isinstance(replies, Reduction) and replies.is_void:
                 self._voids += 1
@@ -183,6 +185,12 @@ class _Training:
             "epsilon": _finite(strategy.epsilon_bound()),
             "seconds": round(time.monotonic() - self._started, 4),
         }
+
+    def _messages(self, number: int) -> Iterable[Message]:
+        return self.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), self.grid)
+
+    def _answered(self, messages: Iterable[Message]) -> Iterable[Message]:
+        return self.grid.send_and_receive(messages, timeout=self.timeout) if messages else []
 
     def picture(self) -> None:
         """Draws samples/round-NNNNNN.png and tells the observer."""

@@ -121,23 +121,19 @@ class SampleOfRecords:
         return said
 
 
-OF_IMAGES = SampleOfRecords(
-    "Poisson-subsampled Gaussian on clipped gradients of the generated images"
-)
-
-
 def central_statement(
     plan: PrivacyPlan,
     clients: int,
     noise: str,
+    sample: SampleOfRecords,
     accountant: str = "pld",
     share: NoiseShare = LOCAL_NOISE,
-    sample: SampleOfRecords = OF_IMAGES,
     integers: Sequence[IntegerGaussian] = (),
 ) -> dict[str, Any]:
     """Returns the content of privacy.json for the central mode.
 
-    `noise` is the key's kind, or "node" where each node's owner decides. `integers` are the
+    `noise` is the key's kind, or "node" where each node's owner decides; `sample` has the method's
+    words. `integers` are the
     mechanisms of shared noise, one for each size of cohort; empty: nothing is shared.
     """
     shared = bool(integers)
@@ -273,7 +269,7 @@ def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]
 
 
 def notice(
-    stated: Mapping[str, Any], share: NoiseShare, clients: int, sample: SampleOfRecords = OF_IMAGES
+    stated: Mapping[str, Any], share: NoiseShare, clients: int, sample: SampleOfRecords
 ) -> str | None:
     """Returns a line for the person who starts a run: ε, and the ε left without assumptions."""
     if stated["epsilon"] is None:

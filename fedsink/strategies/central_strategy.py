@@ -1,19 +1,23 @@
-"""The base of every method of the central mode: its plan, its settings and its sums of replies.
+"""The base of every method of the central mode: its plan, its settings, its rounds and their sums.
 
-A method derives its settings from `CentralSettings` and its strategy from `CentralRounds`.
+A method derives its settings from `CentralSettings`, and its strategy from `CentralStrategy`: that
+states what a round asks of all its clients, and what is learnt from the sum of their replies. A
+method that asks some clients for something else than others derives from `CentralRounds`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsink.configuration import Configuration
@@ -22,6 +26,7 @@ from fedsink.models import Generator
 from fedsink.privacy import (
     LOCAL_NOISE,
     CentralPlan,
+    JointSchedule,
     NoiseShare,
     PrivacyPlan,
     TurnSchedule,
@@ -32,8 +37,8 @@ from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.clips import Clip
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.sampling import Schedule
-from fedsink.protocol.dp_sinkhorn import unpack_replies
-from fedsink.protocol.exchange import Broadcast, Content, Reduction, Sum
+from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction, Sum
+from fedsink.protocol.requests import UNNAMED, CentralRequest, pack_replies, unpack_replies
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.secagg.graph import two_thirds
 from fedsink.secagg.parameters import LEAST_COHORT
@@ -57,14 +62,17 @@ Key = TypeVar("Key")
 """Names one broadcast of an exchange."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class CentralSettings(StrategySettings):
-    """Everything public about a run of the central mode.
+    """Everything public about a run of the central mode; a method adds its own fields.
 
     Attributes:
         sample: words of privacy.json for the mechanism and the sample it draws.
         plan: clip and noise of every round, with their accounting; without clip and
             noise an `UnprotectedPlan`.
+        optimizer: of the generator.
         accountant: of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
+        run: public name of the run, stated in every request.
         share: how much of the plan's noise a reply holds: all of it, or a part that makes up
             the whole in the sum of a cohort's replies.
     """
@@ -74,10 +82,12 @@ class CentralSettings(StrategySettings):
     sample: ClassVar[SampleOfRecords]
 
     plan: CentralPlan
-    accountant: str
-    share: NoiseShare
-    quorum: float | None
-    run: str
+    optimizer: OptimizerSettings
+    clients: int
+    accountant: str = "pld"
+    run: str = UNNAMED
+    share: NoiseShare = LOCAL_NOISE
+    quorum: float | None = None
 
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
@@ -117,6 +127,31 @@ class CentralSettings(StrategySettings):
                     f"lower it, choose more clients, or {fewer_parts}."
                 )
 
+    @classmethod
+    def read(cls, config: Configuration, run: str, **fields: Any) -> Self:
+        """Returns the settings with these fields; the others are read from the configuration.
+
+        A field is the option of `strategy` of its name, or one of those that every method may have:
+        `view` (coordinates of the records, as `View.to_dict()`), `classes` (their number) and
+        `nominal_records` (N/K, public number of a client's records).
+
+        Raises:
+            FedsinkError: a value is unknown or out of range.
+        """
+        chosen, names = config.strategy, {field.name for field in dataclasses.fields(cls)}
+        public = {
+            "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+            "clients": config.clients,
+            "accountant": config.accountant,
+            "run": run,
+            "share": config.noise.shared,
+            "view": {"shape": list(config.data.shape), **given(config.view)},
+            "classes": len(config.classes),
+            "nominal_records": config.data.nominal_records / config.clients,
+        }
+        options = {name: chosen[name] for name in names & {*chosen} - {*fields, *public}}
+        return cls(**{name: public[name] for name in names & {*public}}, **options, **fields)
+
     @property
     def enough(self) -> Quorum:
         # Under masks some may be missing.
@@ -130,7 +165,7 @@ class CentralSettings(StrategySettings):
         if not self.plan.protected:
             return unprotected_statement(self.plan, self.clients)
         return central_statement(
-            self.plan, self.clients, noise, self.accountant, self.share, self.sample, self.integers
+            self.plan, self.clients, noise, self.sample, self.accountant, self.share, self.integers
         )
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
@@ -146,8 +181,16 @@ class CentralSettings(StrategySettings):
 
     @property
     @abstractmethod
+    def reply_shape(self) -> tuple[int, ...]:
+        """Shape of the values of one use in a reply."""
+
+    @property
     def use_size(self) -> int:
-        """d, number of values of one use of a reply."""
+        """d, number of values of one use in a reply."""
+        return math.prod(self.reply_shape)
+
+    def reply(self, count: int, weights: int) -> RecordDict:
+        return pack_replies([torch.zeros(self.reply_shape)] * count)
 
     @property
     def most_sampled(self) -> int:
@@ -184,6 +227,12 @@ class CentralSettings(StrategySettings):
         shared = self._shared(client)
         return (1, None) if shared is None else (shared.sharers, shared.fixed_point)
 
+    def use(self, round: int, client: int) -> dict[str, Any]:
+        """Returns the fields of a `CentralRequest` to a client, for one use of the plan."""
+        share, grid = self.noise_of(client)
+        common = {"round": round, "plan": self.plan, "run": self.run}
+        return {**common, "share": share, "fixed_point": grid}
+
     def cohort(self, client: int) -> range:
         """Returns the clients that get the request of `client`, connected or not."""
         return self.plan.schedule.members(client, self.clients)
@@ -199,27 +248,13 @@ class CentralSettings(StrategySettings):
         return next(found, None)
 
 
-def common_settings(config: Configuration, run: str) -> dict[str, Any]:
-    """Returns the fields that every method of the central mode reads from a configuration.
-
-    Raises:
-        ConfigError: `strategy.optimizer` is malformed or out of range.
-    """
-    chosen = config.strategy
-    return {
-        "view": {"shape": list(config.data.shape), **given(config.view)},
-        "rows": chosen["rows"],
-        "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
-        "clients": config.clients,
-        "accountant": config.accountant,
-        "run": run,
-        "share": config.noise.shared,
-        "quorum": chosen["quorum"],
-    }
-
-
 def central_plan(
-    config: Configuration, clip: Clip, schedule: Schedule, sigma: float | None = None
+    config: Configuration,
+    clip: Clip,
+    schedule: Schedule | None = None,
+    sigma: float | None = None,
+    *,
+    only: bool = False,
 ) -> CentralPlan:
     """Returns the plan that spends ε: two of (eps, sigma, rounds) give the third.
 
@@ -228,17 +263,28 @@ def central_plan(
     Args:
         config: of the central mode.
         clip: bounds the change by one unit.
-        schedule: names the clients and the classes of each round.
+        schedule: names the clients and the classes of each round; None: all in every round.
         sigma: the noise multiplier; None: the configuration's.
+        only: the method has this clip and no other, no capacity, and no way to go without noise.
 
     Raises:
-        FedsinkError: a value is out of range or belongs to the ldp mode, or the three contradict
-            one another.
+        FedsinkError: a value is out of range, belongs to the ldp mode or to another method, or the
+            three contradict one another.
     """
+    schedule = schedule or JointSchedule()
+    if only:
+        name = config.strategy["name"]
+        for key, value, fixed in (
+            ("clip", config.clip, clip.name), ("capacity", config.capacity, None),
+        ):  # fmt: skip
+            if value != fixed:
+                raise ConfigError(f"strategy={name} has no {key}={value}: leave it out.")
+        if config.eps == math.inf:
+            raise ConfigError(f"strategy={name} needs a finite eps.")
     mechanism = config.mechanism["name"]
     if mechanism != PrivacyPlan.mechanism:
         raise ConfigError(
-            f"mode=central noises gradients with mechanism={PrivacyPlan.mechanism}, not "
+            f"mode=central noises sums with mechanism={PrivacyPlan.mechanism}, not "
             f"{mechanism!r}; mechanism={mechanism} belongs to mode=ldp."
         )
     if config.shuffler != "none":
@@ -310,18 +356,16 @@ class CentralRounds(RoundStrategy):
 
     Args:
         settings: public parameters.
-        trainer: of the generator.
+        generator: trained in place.
         key: keys the server's latents (not secret).
-        rounds_per_message: U, rounds in one exchange of messages.
     """
 
-    def __init__(
-        self, settings: CentralSettings, trainer: Trainer, key: bytes, rounds_per_message: int = 1
-    ) -> None:
+    def __init__(self, settings: CentralSettings, generator: Generator, key: bytes) -> None:
         super().__init__(
-            settings.plan.rounds, settings.clients, rounds_per_message, settings.enough
+            settings.plan.rounds, settings.clients, settings.uses_per_message, settings.enough
         )
-        self.settings, self.trainer = settings, trainer
+        self.settings = settings
+        self.trainer = Trainer(generator, settings.optimizer, settings.exchanges)
         self._key = key
 
     @property
@@ -345,6 +389,17 @@ class CentralRounds(RoundStrategy):
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         self.trainer.load_state(tensors, values)
 
+    def broadcast(
+        self, content: Content, nodes: Mapping[int, int], shape: tuple[int, ...], round: int
+    ) -> Broadcast:
+        """Returns one content, from this round on, for clients that the schedule asks the same.
+
+        `nodes` are those that are connected, client → node; `shape` is that of all uses' replies.
+        """
+        client, settings = next(iter(nodes)), self.settings
+        noise, cohort = settings.noise_of(client), settings.cohort(client)
+        return Broadcast(content, nodes, shape, *noise, cohort, round)
+
     def announced(self, message: int) -> list[Broadcast]:
         """Returns the broadcasts of a message without their contents, where replies are masked.
 
@@ -359,10 +414,7 @@ class CentralRounds(RoundStrategy):
         for client, node in self._nodes.items():
             if settings.plan.schedule.answers(client, first):
                 cohorts.setdefault(settings.cohort(client), {})[client] = node
-        return [
-            Broadcast(Content.later(), nodes, shape, *settings.noise_of(min(nodes)), cohort, first)
-            for cohort, nodes in cohorts.items()
-        ]
+        return [self.broadcast(Content.later(), of, shape, first) for of in cohorts.values()]
 
     def _sums(
         self,
@@ -391,7 +443,16 @@ class CentralRounds(RoundStrategy):
         shapes = {client: b.shape for b in broadcasts.values() for client in b.nodes}
 
         def read(client: int, record: RecordDict) -> Tensor:
-            reply = self._checked(client, record, task, shapes[client])
+            try:
+                reply = self.unpacked(record)
+            except ValueError as error:
+                raise ClientError(f"While {task}, client {client} answered: {error}") from error
+            shape = tuple(reply.shape)
+            if shape != shapes[client] or not bool(reply.isfinite().all()):
+                raise ClientError(
+                    f"While {task}, client {client} answered with values of shape {shape}; "
+                    f"expected finite values of shape {shapes[client]}."
+                )
             shared = self.settings.noise_of(client)[1] is not None
             if shared != (reply.dtype == torch.int64):
                 raise ClientError(
@@ -424,33 +485,95 @@ class CentralRounds(RoundStrategy):
         """
         return {"mean_noise_std": self.settings.noise_std(0) / least**0.5} if self.absent else {}
 
-    def _checked(
-        self, client: int, record: RecordDict, task: str, expected: tuple[int, ...]
-    ) -> Tensor:
-        """Returns a client's gradients if they are finite and of the rows that it was sent."""
-        try:
-            replies = unpack_replies(record)
-        except ValueError as error:
-            raise ClientError(f"While {task}, client {client} answered: {error}") from error
-        if len(replies) != expected[0]:
+    def unpacked(self, record: RecordDict) -> Tensor:
+        """Returns the values of a reply, (uses, ...); raises ValueError where it is malformed."""
+        return unpack_replies(record)
+
+
+class CentralStrategy(CentralRounds):
+    """A method that asks all clients of a round for the same: those whose turn it is by the plan.
+
+    A method states `request` and `learn`; see also `CentralRounds`.
+    """
+
+    _asked: tuple[CentralRequest, Broadcast] | None = None  # in the round under way
+    _turn: Sequence[int] = ()  # clients that it is for
+
+    @abstractmethod
+    def request(self, round: int, **use: Any) -> CentralRequest:
+        """Returns the request to the clients of a round; `use` are its other common fields."""
+
+    @abstractmethod
+    def learn(self, request: Any, total: Tensor, clients: int) -> float:
+        """Takes step `request.round` of `self.trainer`; returns the loss, for display.
+
+        Args:
+            request: what `request` returned for this round.
+            total: sum of the replies, float64 of the request's `reply_shape`.
+            clients: number of replies in it.
+        """
+
+    def drawn(self, purpose: str, round: int, count: int) -> tuple[Tensor, Tensor]:
+        """Returns generated records, (count, …) with their graph, and their labels.
+
+        The labels are public, never those of records, and balanced over the rounds.
+        """
+        generator = self.trainer.generator
+        labels = torch.arange((round - 1) * count, round * count) % generator.classes
+        z = generator.latent(count, self.latent_stream(purpose, round))
+        return generator(z, labels), labels
+
+    @property
+    def asked(self) -> Sequence[int]:
+        return self._turn
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Asks the clients whose turn it is."""
+        if server_round > self.rounds:
             raise ClientError(
-                f"While {task}, client {client} answered with {len(replies)} gradients; "
-                f"expected {expected[0]}."
+                f"The plan has {self.rounds} rounds, and round {server_round} was asked for, "
+                "which is not accounted for."
             )
-        return torch.stack(
-            [finite(reply.gradient, expected[1:], task, client) for reply in replies]
-        )
+        settings, schedule = self.settings, self.settings.plan.schedule
+        self._turn = [k for k in range(self.clients) if schedule.answers(k, server_round)]
+        found = self.discover(grid)
+        nodes = {client: found[client] for client in self._turn if client in found}
+        needed = self.quorum.of(len(self._turn))
+        if len(nodes) < needed:
+            raise ClientError(
+                f"Round {server_round} is the turn of {len(self._turn)} clients, and {len(nodes)} "
+                "of them are connected: start the others, and continue with resume=."
+            )
+        request = self.request(**settings.use(server_round, next(iter(nodes))))
+        request.check()
+        content = Content(lambda: [request], request.to_record)
+        broadcast = self.broadcast(content, nodes, (1, *request.reply_shape), server_round)
+        self._asked = request, broadcast
+        kind, following = f"train.{request.name}", self.announced(server_round + 1)
+        return Exchange(kind, str(server_round), [broadcast], needed, following)
 
-
-def finite(gradient: Tensor, expected: tuple[int, ...], task: str, client: int) -> Tensor:
-    """Returns a client's gradient; raises ClientError if it has another shape or is not finite."""
-    shape = tuple(gradient.shape)
-    if shape != expected or not bool(gradient.isfinite().all()):
-        raise ClientError(
-            f"While {task}, client {client} answered with a gradient of shape {shape}; "
-            f"expected finite values of shape {expected}."
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Adds up the replies, and learns from their sum."""
+        if self._asked is None or self._asked[0].round != server_round:
+            raise ClientError(f"Replies for round {server_round} came before its request.")
+        request, broadcast = self._asked
+        task = f"answering round {server_round}"
+        part = self._sums({0: broadcast}, replies, task, self._turn)[0]
+        loss = self.learn(request, part.total[0], part.clients)
+        self.round = server_round
+        std = self.settings.noise_std(next(iter(broadcast.nodes)))
+        noise = part.clients * std**2 * part.total.numel()
+        return None, MetricRecord(
+            {
+                "loss": loss,
+                **signal_to_noise(float(part.total.square().sum()), noise),
+                **self._mean_noise(part.clients),
+            }
         )
-    return gradient
 
 
 def _sum(broadcast: Broadcast, received: Mapping[int, Tensor]) -> Sum:

@@ -8,7 +8,7 @@ curator with many critics; here it is one client that holds them all. In the pap
 | 1 | draw latents z and labels, generate X = G_θ(z, labels) and fakes for the critics | `_rows` |
 | 2 | each critic: n_dis steps of WGAN-GP on its records and the fakes | a client |
 | 3 | each critic: ∂D/∂X, clipped to C; add noise of std 2Cσ to the sum over critics | a client |
-| 4 | mean over the critics that were asked, and its sign for the generator | `aggregate_train` |
+| 4 | mean over the critics that were asked, and its sign for the generator | `learn` |
 | 5 | backpropagate the gradient at X into θ, one step of the optimiser | `Trainer.step` |
 
 Two departures from the paper keep the guarantee exact. A reply is clipped as a whole, not row by
@@ -22,27 +22,23 @@ The client's half is `fedsink/clients/gs_wgan.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 from scipy.special import gammaln, logsumexp
 from torch import Tensor
 
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
-from fedsink.errors import ClientError, ConfigError, PrivacyError
+from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import Generator
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import (
     LOCAL_NOISE,
-    CentralPlan,
     CriticClip,
     JointSchedule,
-    NoiseShare,
     PickSchedule,
     PrivacyPlan,
     RowClip,
@@ -52,23 +48,14 @@ from fedsink.privacy import (
 from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.sampling import Schedule
-from fedsink.protocol.dp_sinkhorn import GradientReply
-from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
-from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.central_strategy import (
-    CentralRounds,
     CentralSettings,
+    CentralStrategy,
     central_plan,
-    common_settings,
-    signal_to_noise,
 )
-from fedsink.strategies.trainer import OptimizerSettings, Trainer
 from fedsink.values import checks, privacy_checks, strictly
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
 
 class SampleOfCritics(SampleOfRecords):
@@ -108,19 +95,18 @@ class SampleOfCritics(SampleOfRecords):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GSWGANSettings(CentralSettings):
     """Everything about a GS-WGAN run; all of it is public.
 
     Attributes (the others are those of every method):
-        plan: clip of the critics, noise, rounds and turns, with their accounting.
         critics: architecture and training of a client's critics.
         view: coordinates of the gradient, as `View.to_dict()`.
         rows: n, generated images of a round whose gradient is asked for.
         fakes: f, further generated images for the critics to train against.
     """
 
-    name: ClassVar[str] = "gs_wgan"
+    name: ClassVar[str] = CriticRequest.name
     title: ClassVar[str] = "GS-WGAN"
     many_clients: ClassVar[float] = 100
     remembers: ClassVar[bool] = True
@@ -129,17 +115,10 @@ class GSWGANSettings(CentralSettings):
     )
     leaves: ClassVar[str] = "noised sums of critics' clipped gradients"
 
-    plan: CentralPlan
     critics: Critics
     view: dict[str, Any]
     rows: int
     fakes: int
-    optimizer: OptimizerSettings
-    clients: int
-    accountant: str = "pld"
-    run: str = UNNAMED
-    share: NoiseShare = LOCAL_NOISE
-    quorum: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,21 +149,17 @@ class GSWGANSettings(CentralSettings):
         options = dict(chosen["critic"])
         kind, hidden, scale = (options.pop(name, None) for name in ("kind", "hidden", "scale"))
         training = strictly(CriticTraining, {**options, "critics": clip.critics}, "strategy.critic")
-        return cls(
+        return cls.read(
+            config,
+            run,
             plan=central_plan(config, clip, schedule, sigma),
             critics=Critics(training, len(config.classes), kind, hidden, scale),
-            fakes=chosen["fakes"],
-            **common_settings(config, run),
         )
 
-    def reply(self, count: int, weights: int) -> RecordDict:
-        zeros = torch.zeros(self.rows, view_from_dict(self.view).dimension)
-        return GradientReply(zeros).to_record()
-
     @property
-    def use_size(self) -> int:
-        """d, coordinates of all rows."""
-        return self.rows * view_from_dict(self.view).dimension
+    def reply_shape(self) -> tuple[int, ...]:
+        """Shape of the gradient at the rows."""
+        return self.rows, view_from_dict(self.view).dimension
 
     def statement(self, noise: str) -> dict[str, Any]:
         stated = super().statement(noise)
@@ -250,7 +225,7 @@ def _published(config: Configuration) -> _Mechanism:
     return clip, PickSchedule(config.clients, config.seed or 0), sigma
 
 
-class GSWGAN(CentralRounds):
+class GSWGAN(CentralStrategy):
     """Generates X, collects the sums of the clients' critics' gradients at X, steps the generator.
 
     In every round each client that is asked trains all of its M critics on fresh generated rows,
@@ -264,109 +239,47 @@ class GSWGAN(CentralRounds):
     settings: GSWGANSettings
 
     def __init__(self, settings: GSWGANSettings, generator: Generator, key: bytes) -> None:
-        trainer = Trainer(generator, settings.optimizer, settings.plan.rounds)
-        super().__init__(settings, trainer, key)
+        super().__init__(settings, generator, key)
         self.view = view_from_dict(settings.view)
         # One public state for all critics: a client that lost theirs begins again from it.
         seed = int(Stream(key, "critics").uniform(1).item() * 2**52)
         self.critics = replace(settings.critics, seed=seed)
-        self._points: Tensor | None = None  # X, with its graph
-        self._broadcasts: dict[int, Broadcast] = {}  # by the number of the round
-        self._turn: list[int] = []  # clients that the round is for
+        self._points = torch.zeros(0)  # X, with its graph
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Generates this round's rows and asks the clients whose turn it is about them."""
-        if server_round > self.rounds:
-            raise ClientError(
-                f"The plan has {self.rounds} rounds, and round {server_round} was asked for, "
-                "which is not accounted for."
-            )
-        settings = self.settings
-        schedule = settings.plan.schedule
-        self._turn = [k for k in range(self.clients) if schedule.answers(k, server_round)]
-        found = self.discover(grid)
-        nodes = {client: found[client] for client in self._turn if client in found}
-        needed = self.quorum.of(len(self._turn))
-        if len(nodes) < needed:
-            raise ClientError(
-                f"Round {server_round} is the turn of {len(self._turn)} clients, and {len(nodes)} "
-                "of them are connected: start the others, and continue with resume=."
-            )
-        first = next(iter(nodes))
-        share, fixed_point = noise = settings.noise_of(first)
-
+    def request(self, round: int, **use: Any) -> CriticRequest:
+        """Generates this round's rows, at which the critics' gradients are asked for."""
         # Step 1. The labels are public: a client takes fakes of its records' labels by itself.
-        self._points, row_labels = self._rows("train", server_round, settings.rows)
+        self._points, row_labels = self._rows("train", round, self.settings.rows)
         with torch.no_grad():
-            fakes, fake_labels = self._rows("fakes", server_round, settings.fakes)
+            fakes, fake_labels = self._rows("fakes", round, self.settings.fakes)
 
         # Steps 2 and 3, asked for.
-        request = CriticRequest(
-            round=server_round,
-            plan=settings.plan,
+        return CriticRequest(
+            round=round,
             critics=self.critics,
-            view=settings.view,
+            view=self.settings.view,
             rows=self._points.detach().cpu(),
             row_labels=row_labels,
             fakes=fakes.cpu(),
             fake_labels=fake_labels,
-            run=settings.run,
-            share=share,
-            fixed_point=fixed_point,
+            **use,
         )
-        request.check()
-        content = Content(lambda: [request], request.to_record)
-        shape = (1, *request.rows.shape)
-        cohort = settings.cohort(first)
-        broadcast = Broadcast(content, nodes, shape, *noise, cohort, server_round)
-        self._broadcasts = {server_round: broadcast}
-        following = self.announced(server_round + 1)
-        return Exchange("train.gs_wgan", str(server_round), [broadcast], needed, following)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def learn(self, request: CriticRequest, total: Tensor, clients: int) -> float:
         """Divides the sum of the replies by the critics expected in it, and takes one step."""
-        if self._points is None or server_round not in self._broadcasts:
-            raise ClientError(f"Replies for round {server_round} came before its request.")
-        task = f"asking critics in round {server_round}"
-        answered = self._sums(self._broadcasts, replies, task, self._turn)[server_round]
-
         # Step 4. The number of critics is public, so the mean is too. Critics score records high:
         # the generator ascends, and the optimiser descends.
         asked_per_client = self.settings.plan.rate * self.critics.training.critics
-        critics = answered.clients * asked_per_client
-        gradient = -answered.total[0] / critics
+        gradient = -total / (clients * asked_per_client)
 
         # Step 5: down into the weights.
-        self.trainer.step(self._points, gradient, server_round)
-        self.round = server_round
-
-        first = next(iter(self._broadcasts[server_round].nodes))
-        noise = answered.clients * self.settings.noise_std(first) ** 2 * answered.total.numel()
-        return None, MetricRecord(
-            {
-                "loss": float(gradient.norm()),
-                **signal_to_noise(float(answered.total.square().sum()), noise),
-                **self._mean_noise(answered.clients),
-            }
-        )
-
-    @property
-    def asked(self) -> Sequence[int]:
-        return self._turn
+        self.trainer.step(self._points, gradient, request.round)
+        return float(gradient.norm())
 
     def _rows(self, purpose: str, round: int, count: int) -> tuple[Tensor, Tensor]:
-        """Returns generated rows (count, D) with their graph, and their labels.
-
-        The labels are public, never those of records, and balanced over the rounds.
-        """
-        generator = self.trainer.generator
-        labels = torch.arange((round - 1) * count, round * count) % generator.classes
-        z = generator.latent(count, self.latent_stream(purpose, round))
-        return self.view(generator(z, labels)), labels
+        """Returns generated rows (count, D) with their graph, and their labels."""
+        records, labels = self.drawn(purpose, round, count)
+        return self.view(records), labels
 
 
 def of_critics(plan: PrivacyPlan, accountant: str) -> dict[str, Any]:

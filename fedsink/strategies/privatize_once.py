@@ -2,13 +2,13 @@
 
 `local_plan` spends a total ε on image and label, on resolution and noise. Then, as in the paper:
 
-1. Clients privatize their records once and upload them, chunk by chunk       `collect`
+1. Clients privatize their records once and upload them, chunk by chunk       `aggregate_train`
 2. In every step, draw privatized records Y and generated points X = f(G_θ(z, labels))  `_batch`
 3. W_{c,λ}(X, Y) and its gradient at X (Theorem 1)                            `LocalLoss`
 4. Backpropagate the gradient into θ, one step of the optimiser               `Trainer.step`
 
-Only step 1 meets records, at `fedsink/clients/privatize_once.py`. All later steps are
-post-processing: their number costs no ε.
+Only step 1 meets records, at `fedsink/clients/privatize_once.py`. Steps 2 to 4 are
+`PrivatizeOnce.step`, for which nobody is asked: post-processing, whose number costs no ε.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PrivatizeOnceSettings(StrategySettings):
         quorum: number of clients that must upload their records, as in `Quorum`.
     """
 
-    name: ClassVar[str] = "privatize_once"
+    name: ClassVar[str] = PrivatizeRequest.name
     mode: ClassVar[str] = "ldp"
     title: ClassVar[str] = "Sinkhorn GAN on LDP data"
     leaves: ClassVar[str] = "its records, each privatized, in random order"
@@ -293,6 +293,9 @@ class PrivatizeOnce(RoundStrategy):
     whose labels follow P(label | ỹ) (`LabelStrata`). There is no debiasing term: the entropic bias
     removes the noise. `settings.loss` may name a comparison instead (`LocalLoss`).
 
+    The first rounds of Flower are uploads: each takes in a chunk of every client that has one left.
+    Every later one is a training step (`step`), in which no client is asked.
+
     Args:
         settings: public parameters.
         generator: trained in place.
@@ -312,6 +315,10 @@ class PrivatizeOnce(RoundStrategy):
         self._targets = self._values  # the records as the loss compares them: `LocalLoss.targets`
         self._loss = loss_named(settings.loss)(settings)
         self._strata: LabelStrata | None = None
+        self._chunk = 0  # that is asked for next
+        self._waiting: Sequence[int] = range(self.clients)  # clients that have records left
+        self._lost: set[int] = set()  # clients that failed
+        self._received: dict[int, list[PrivatizeReply]] = {}  # by client, until all have arrived
 
     @property
     def generator(self) -> Generator:
@@ -325,16 +332,27 @@ class PrivatizeOnce(RoundStrategy):
         """Returns the whole ε once records arrived: training releases nothing more."""
         return self.settings.plan.total_epsilon if len(self._values) else 0.0
 
+    @property
+    def uploading(self) -> bool:
+        return self._strata is None
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Collects the records before the first step, and asks for nothing in any step."""
-        if not len(self._values):
-            self.collect(grid)
-        return []
+        """Asks for the next chunk of records; once all have arrived, for nothing."""
+        if not self.uploading:
+            return []
+        settings, nodes = self.settings, self.discover(grid)
+        request = PrivatizeRequest(settings.plan, self._chunk, settings.chunk_size, settings.run)
+        connected = {client: nodes[client] for client in self._waiting if client in nodes}
+        broadcast = Broadcast(Content(None, request.to_record), connected, ())
+        kind, needed = f"train.{request.name}", max(0, self._needed)
+        return Exchange(kind, str(self._chunk), [broadcast], needed)
 
-    def collect(self, grid: Grid) -> None:
-        """Asks every client for its privatized records, chunk by chunk.
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Takes in a chunk of the clients' records; once all have arrived, takes a `step`.
 
         A client that fails in between is left out with all of its records.
 
@@ -343,53 +361,48 @@ class PrivatizeOnce(RoundStrategy):
                 plan does not allow.
             ConfigError: fewer records arrived than the ε behind a shuffler is stated for.
         """
-        nodes = self.discover(grid)
-        received: dict[int, list[PrivatizeReply]] = {client: [] for client in nodes}
-        waiting, chunk, absent = list(range(self.clients)), 0, set[int]()
-        while waiting:
-            request = PrivatizeRequest(
-                self.settings.plan, chunk, self.settings.chunk_size, self.settings.run
+        if not self.uploading:
+            return None, self.step()
+        read, task = partial(self._checked, chunk=self._chunk), f"uploading chunk {self._chunk}"
+        replied = self.answers(replies, task, self._waiting, read, self._needed)
+        self._lost.update(self.absent)
+        for client, reply in replied.items():
+            self._received.setdefault(client, []).append(reply)
+        self._chunk += 1
+        self._waiting = [client for client, reply in replied.items() if reply.chunks > self._chunk]
+        if not self._waiting:
+            self.absent, received = sorted(self._lost), self._received
+            kept = sorted(received.keys() - self._lost)
+            everything = [reply for client in kept for reply in received[client]]
+            self._received = {}
+            self._accept(
+                torch.cat([reply.values for reply in everything]),
+                torch.cat([reply.labels for reply in everything]),
             )
-            connected = {client: nodes[client] for client in waiting if client in nodes}
-            broadcast = Broadcast(Content(None, request.to_record), connected, ())
-            # Clients that have uploaded everything count towards the quorum.
-            needed = self.quorum.of(self.clients) - (self.clients - len(waiting) - len(absent))
-            replies = grid.send_and_receive(
-                Exchange("train.privatize_once", str(chunk), [broadcast], max(0, needed))
-            )
-            read = partial(self._checked, chunk=chunk)
-            replied = self.answers(replies, f"uploading chunk {chunk}", waiting, read, needed)
-            absent.update(self.absent)
-            for client, reply in replied.items():
-                received[client].append(reply)
-            chunk += 1
-            waiting = [client for client, reply in replied.items() if reply.chunks > chunk]
-        self.absent = sorted(absent)
-        everything = [
-            reply for client in nodes if client not in absent for reply in received[client]
-        ]
-        self._accept(
-            torch.cat([reply.values for reply in everything]),
-            torch.cat([reply.labels for reply in everything]),
-        )
+        return None, None
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Takes one optimiser step on a minibatch of privatized records."""
+    @property
+    def _needed(self) -> int:
+        """Number of answers that are enough: who has uploaded everything counts as well."""
+        done = self.clients - len(self._waiting) - len(self._lost)
+        return self.quorum.of(self.clients) - done
+
+    def step(self) -> MetricRecord:
+        """Takes one optimiser step of the server on a minibatch of privatized records."""
         if self._strata is None:
-            raise RuntimeError("No records have arrived: configure_train or load_uploads first.")
+            raise RuntimeError("No records have arrived: ask for them, or load_uploads first.")
+        number = self.round + 1
         for step in range(self._loss.critic_steps):
-            stream = self.latent_stream(f"critic.{step}", server_round)
+            stream = self.latent_stream(f"critic.{step}", number)
             with torch.no_grad():
                 points, targets = self._batch(self._strata, stream)
             self._loss.train(points, targets, stream)
-        stream = self.latent_stream("train", server_round)
+        stream = self.latent_stream("train", number)
         points, targets = self._batch(self._strata, stream)
         loss = self._loss(points, targets, stream)
-        self.trainer.step(points, loss.gradient, server_round)
-        self.round = server_round
-        return None, MetricRecord({"loss": loss.value, "iterations": loss.iterations})
+        self.trainer.step(points, loss.gradient, number)
+        self.round = number
+        return MetricRecord({"loss": loss.value, "iterations": loss.iterations})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, values = self.trainer.state()

@@ -32,6 +32,7 @@ from fedsink.privacy import (
     NoiseShare,
     PrivacyPlan,
 )
+from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.gs_wgan import Critics
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
@@ -202,6 +203,7 @@ class DPSinkhorn(CentralMethod):
 
     def settings(self, data: DataSpec, clients: int, run: str) -> DPSinkhornSettings:
         rule, classes = self.rule(data, clients), len(data.classes)
+        ClipOfRecords.expect(self.plan.clip)
         of_clip: Table = rule.get(self.plan.clip.name, {})
         values = self._completed(of_clip or rule["record"], "lam", "rows", "history")
         lr = (of_clip or rule["record"])["lr"]

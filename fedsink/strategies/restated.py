@@ -18,11 +18,10 @@ from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.plan import plan_from_dict
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.strategies.central_statement import (
-    OF_IMAGES,
-    SampleOfRecords,
     central_statement,
     unprotected_statement,
 )
+from fedsink.strategies.central_strategy import CentralSettings
 from fedsink.strategies.gs_wgan import of_critics, published_claim
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.strategies.privatize_once import local_statement
@@ -87,10 +86,11 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
             for m in share.cohorts(plan.schedule, clients)
         }
     settings = STRATEGIES.find(str(stated.get("method"))).Settings
-    sample = getattr(settings, "sample", OF_IMAGES)  # the method's words; else DP-Sinkhorn's
-    sample = sample if isinstance(sample, SampleOfRecords) else OF_IMAGES
+    if not issubclass(settings, CentralSettings):
+        raise ConfigError(f"its plan is of mode=central, and its method {settings.name} is not")
     entries = central_statement(
-        plan, clients, str(stated["noise"]), accountant, share, sample, tuple(integers.values()),
+        plan, clients, str(stated["noise"]), settings.sample, accountant, share,
+        tuple(integers.values()),
     )  # fmt: skip
     entries |= of_critics(plan, accountant) if "critics" in stated else {}
     entries |= published_claim(plan)

@@ -185,7 +185,8 @@ class RoundStrategy(Strategy):
     generator never leaves the server, so the `arrays` that Flower hands around stay empty.
 
     A round of Flower is one exchange of messages. It may hold several of the T rounds that
-    are counted here: uses of a mechanism in the central mode, training steps in the ldp mode.
+    are counted here (uses of a mechanism in the central mode, training steps in the ldp mode), or
+    none of them, where clients upload what the first of them needs.
 
     Args:
         rounds: T.
@@ -324,6 +325,11 @@ class RoundStrategy(Strategy):
         self.void += 1
         self.round = min(self.rounds_per_message * number, self.rounds)
         return MetricRecord()
+
+    @property
+    def uploading(self) -> bool:
+        """True before round 1, while an exchange only takes in what clients upload."""
+        return False
 
     @property
     def asked(self) -> Sequence[int]:

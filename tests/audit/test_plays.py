@@ -35,10 +35,11 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.accounting.accountants import gaussian_delta
 from fedsink.privacy.clips import clip_to_norm
-from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.packing import pack
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
+from fedsink.protocol.requests import pack_replies
 
 from .conftest import RoundlessKey, WeakKey
 
@@ -210,7 +211,7 @@ class Faulty(DPSinkhornAnswer):
 
     def __init__(self, requests: Sequence[GradientRequest]) -> None:
         super().__init__(requests)
-        self.requests = [self.changed(request) for request in requests]
+        self.uses = [self.changed(request) for request in requests]
 
     def changed(self, request: GradientRequest) -> GradientRequest:
         return request
@@ -683,21 +684,21 @@ def _array(gradient: Tensor, records: int) -> RecordDict:
 
 
 def _shape(gradient: Tensor, records: int) -> RecordDict:
-    return GradientReply(torch.zeros(records, gradient.shape[1])).to_record()
+    return pack_replies([torch.zeros(records, gradient.shape[1])])
 
 
 def _type(gradient: Tensor, records: int) -> RecordDict:
-    return GradientReply(gradient.to(torch.float64 if records else torch.float32)).to_record()
+    return pack_replies([gradient.to(torch.float64 if records else torch.float32)])
 
 
 def _metrics(gradient: Tensor, records: int) -> RecordDict:
-    record = GradientReply(gradient).to_record()
+    record = pack_replies([gradient])
     record["metrics"] = MetricRecord({"num-examples": records})
     return record
 
 
 def _config(gradient: Tensor, records: int) -> RecordDict:
-    record = GradientReply(gradient).to_record()
+    record = pack_replies([gradient])
     record.config_records["fields"]["batch"] = records
     return record
 

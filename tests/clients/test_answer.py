@@ -21,9 +21,9 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models import build
-from fedsink.protocol.dp_sinkhorn import GradientReply, unpack_replies
 from fedsink.protocol.packing import PROTOCOL_VERSION
 from fedsink.protocol.privatize_once import PrivatizeReply, asked_mechanism
+from fedsink.protocol.requests import pack_replies, unpack_replies
 from fedsink.protocol.signing import (
     Given,
     give,
@@ -303,8 +303,7 @@ def test_no_question_who_a_node_is_is_more_than_malformed() -> None:
 
 
 REPLIES: dict[str, tuple[RecordDict, Callable[[RecordDict], Any]]] = {
-    "gradient": (GradientReply(torch.zeros(6, 4)).to_record(), GradientReply.from_record),
-    "gradients": (GradientReply(torch.zeros(6, 4)).to_record(), unpack_replies),
+    "gradients": (pack_replies([torch.zeros(6, 4)]), unpack_replies),
     "weights": (ParameterReply(torch.zeros(6)).to_record(), ParameterReply.from_record),
     "chunk": (
         PrivatizeReply(torch.zeros(6, 4), torch.zeros(6).long(), 1).to_record(),

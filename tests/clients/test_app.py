@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from PIL import Image
+from torch import Tensor
 
 from fedsink.clients.app import app, client_app, owners_settings
 from fedsink.clients.node import Node, close_nodes
@@ -21,10 +22,11 @@ from fedsink.data.maps import PointBall
 from fedsink.data.sources import notes
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import PrivacyPlan
-from fedsink.protocol.dp_sinkhorn import GradientReply, Objective, unpack_replies
+from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED, RUN_TAKEN
 from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.requests import unpack_replies
 
 from ..support.requests import gradient_request, pack_requests, plan_of
 from ..support.tiny import CLASSES
@@ -263,7 +265,7 @@ def test_a_seed_in_a_message_is_ignored(
         path = policy_file()
         node = NodeSettings.from_policy(read_policy(path), clients=3)
         reply = ask(node, "train.dp_sinkhorn", content)
-        noise.append(unpack_replies(reply.content)[0].gradient.flatten())
+        noise.append(unpack_replies(reply.content)[0].flatten())
         path.parent.rename(path.parent.with_name(f"node-{number}"))
         close_nodes()
     assert abs(float(torch.corrcoef(torch.stack(noise))[0, 1])) < 0.8  # 48 entries: 5 std errors
@@ -292,7 +294,7 @@ def test_a_real_node_is_what_its_owners_policy_says(
         close_nodes()  # a new process answers every message
         reply = deployed("train.dp_sinkhorn", content, config, run_config)
         assert not reply.has_error()
-        answers.append(GradientReply.from_record(reply.content).gradient)
+        answers.append(unpack_replies(reply.content)[0])
     assert torch.equal(*answers)
     assert (policy.parent / "state" / "ledger.sqlite").is_file()
     reply = deployed("query.identity", RecordDict(), config, hostile)
@@ -336,12 +338,12 @@ def test_a_node_without_what_it_needs_answers_nothing_and_tells_its_owner(
 def test_a_message_with_several_uses_is_answered_in_order(
     settings: NodeSettings, make_request: Make
 ) -> None:
-    def answers(content: RecordDict) -> list[GradientReply]:
+    def answers(content: RecordDict) -> Tensor:
         return unpack_replies(ask(settings, "train.dp_sinkhorn", content).content)
 
     requests = [make_request(round=number) for number in (3, 4, 7)]
     together = answers(pack_requests(requests))
     for request, answer in zip(requests, together, strict=True):
         (alone,) = answers(request.to_record())
-        assert torch.equal(answer.gradient, alone.gradient)
-    assert not torch.equal(together[0].gradient, together[1].gradient)
+        assert torch.equal(answer, alone)
+    assert not torch.equal(together[0], together[1])

@@ -49,10 +49,10 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.privacy.integer_gaussian import IntegerGaussian
-from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.failure_codes import RUN_TAKEN
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
+from fedsink.protocol.requests import unpack_replies
 
 from ..support.requests import GRID, shared
 from ..support.tiny import CLASSES, SIZE, points
@@ -88,7 +88,7 @@ def request(round: int = 1, plan: Any = PLAN, run: str = "run", **critics: Any) 
 
 
 def replied(node: Node, asked: CriticRequest) -> Tensor:
-    return GradientReply.from_record(node.answer("train.gs_wgan", asked.to_record())).gradient
+    return unpack_replies(node.answer("train.gs_wgan", asked.to_record()))[0]
 
 
 def place(node: Node, asked: CriticRequest) -> State:
@@ -876,7 +876,10 @@ def test_records_are_dealt_anew_for_another_unit_view_or_number_of_critics() -> 
         plan = PrivacyPlan(1.0, 1.0, 5, CriticClip(0.5, 8), JointSchedule(), 1e-5, unit)
         rows, labels = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
         described = Critics(CriticTraining(critics), classes)
-        return CriticRequest(1, plan, described, views[view], rows, labels, rows, labels)
+        return CriticRequest(
+            round=1, plan=plan, critics=described, view=views[view], rows=rows, row_labels=labels,
+            fakes=rows, fake_labels=labels,
+        )  # fmt: skip
 
     usual = ("add-remove", "pixel", 4, 3)
     others = [

@@ -29,7 +29,7 @@ from fedsink.protocol.aggregation import (
     trip_ahead,
     trip_of,
 )
-from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_replies
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content, Reduction
 from fedsink.protocol.failure_codes import (
     BAD_SIGNATURE,
@@ -45,6 +45,7 @@ from fedsink.protocol.failure_codes import (
     WEAK_THRESHOLD,
 )
 from fedsink.protocol.packing import pack
+from fedsink.protocol.requests import unpack_replies
 from fedsink.protocol.signing import NodeIdentityKey, given_by, shown_key, sign
 from fedsink.secagg.identities import certify
 from fedsink.secagg.parameters import Parameters
@@ -112,8 +113,7 @@ def test_the_sum_is_that_of_the_replies_without_masks(tmp_path: Path, make_reque
     request = shared(make_request(), 4)
     [total] = summed(nodes, request).sums
     replies = [
-        unpack_replies(nodes.send(client, request.to_record()).content)[0].gradient
-        for client in range(4)
+        unpack_replies(nodes.send(client, request.to_record()).content)[0] for client in range(4)
     ]
     assert total is not None
     assert total.clients == 4

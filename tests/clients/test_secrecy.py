@@ -19,7 +19,8 @@ from fedsink.clients.dp_sinkhorn import client_gradient, gradients_at_fixed_work
 from fedsink.clients.pool import Batch, Pool
 from fedsink.clients.shard import Shard
 from fedsink.privacy import Stream, domain
-from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.requests import pack_replies
 from fedsink.transport import AnnealedSolver, Mixed, append_labels, transport_gradient
 
 from ..support.numbers import LAM, PUBLIC_AND_PRIVATE, matrices
@@ -192,7 +193,7 @@ def test_replies_have_one_shape_type_and_size(
     for n in (0, 5, RECORDS):
         for size in SIZES.values():
             reply = answer(request, shard_of(n), size)
-            content = GradientReply(reply).to_record()
+            content = pack_replies([reply])
             sizes = tuple(
                 len(array.data)
                 for record in content.array_records.values()

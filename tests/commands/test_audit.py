@@ -155,7 +155,7 @@ def test_a_refuted_claim_is_exit_1_and_a_sentence(
         (["mode=central", "trials=40", "delta=1"], "delta must lie in"),
         (["mode=central", "trials=40", "confidence=1"], "confidence must lie in"),
         (["mode=central", "trials=40", "confidence=2"], r"must lie in \(0, 1\), received 2"),
-        (["mode=central", "trials=40", "answer=gs_wgan"], "needs clip=critic, not record"),
+        (["mode=central", "trials=40", "answer=gs_wgan"], "needs the critic clip, not the record"),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], message: str) -> None:

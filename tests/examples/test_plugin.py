@@ -26,11 +26,12 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.shard import Shard
 from fedsink.commands.audit import run as run_audit
+from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.flower_internals import become
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip, ReproducibleKey, Stream
-from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.failure_codes import MALFORMED, REFUSED
+from fedsink.protocol.requests import unpack_replies
 
 from ..support.policies import limits, policy
 
@@ -40,7 +41,6 @@ sys.path.append(str(PLUGIN))
 from fedsink_plugin.answer import (  # noqa: E402
     EmbeddingRequest,
     MeanEmbeddingAnswer,
-    feature_sums,
     features,
 )
 
@@ -64,9 +64,13 @@ def plan_of(**values: Any) -> PrivacyPlan:
     return PrivacyPlan(clip=RecordClip(1.0), schedule=JointSchedule(), **options)
 
 
-def request_of(plan: PrivacyPlan | None = None, frequencies: int = 8) -> EmbeddingRequest:
-    rows = torch.linspace(-3.0, 3.0, 2 * frequencies).reshape(frequencies, 2)
-    return EmbeddingRequest(1, plan or plan_of(), VIEW, 2, rows, "run")
+def request_of(
+    plan: PrivacyPlan | None = None, frequencies: int = 8, classes: int = 2
+) -> EmbeddingRequest:
+    drawn = torch.linspace(-3.0, 3.0, 2 * frequencies).reshape(frequencies, 2)
+    return EmbeddingRequest(
+        round=1, plan=plan or plan_of(), view=VIEW, classes=classes, frequencies=drawn, run="run"
+    )
 
 
 def own_policy(folder: Path, *words: str, **allow: Any) -> Path:
@@ -97,11 +101,11 @@ def own_policy(folder: Path, *words: str, **allow: Any) -> Path:
 def test_one_record_moves_the_total_by_at_most_the_sensitivity(
     records: list[tuple[float, float, int]],
 ) -> None:
-    request = request_of(plan_of(rate=1.0))
+    request = request_of()
     values, labels = torch.tensor(records)[:, :2], torch.tensor(records)[:, 2].long()
+    answer = MeanEmbeddingAnswer([request])
     more, fewer = (
-        feature_sums(request, Shard(values[kept:], labels[kept:]), Stream(b"key")).total
-        for kept in (0, 1)
+        answer.total(request, Shard(values[kept:], labels[kept:])).total for kept in (0, 1)
     )
     assert float((more - fewer).norm()) <= request.plan.sensitivity
 
@@ -124,12 +128,15 @@ def test_a_reply_is_the_total_with_the_plans_noise() -> None:
         def __init__(self, shard: Shard) -> None:
             self.shard = shard
 
-        def stream(self, purpose: str, round: int) -> Stream:
+        def stream(self, purpose: str, round: int, use: int) -> Stream:
             return Stream(b"key", purpose, round)
 
     task: Any = Keyed(shard)
-    [released] = MeanEmbeddingAnswer([request]).compute(task)
-    noise = (released - feature_sums(request, shard, task.stream("sample", 1)).total).flatten()
+    answer = MeanEmbeddingAnswer([request])
+    [released] = answer.compute(task)
+    sample = shard.part(plan.sampler.draw(40, task.stream("sample", 1, 0)))
+    assert 10 < len(sample) < 30
+    noise = (released - answer.total(request, sample).total).flatten()
     for factor, accepted in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         pvalue = stats.kstest(noise.numpy(), "norm", args=(0.0, 1.7 * factor)).pvalue
         assert pvalue > 1e-3 if accepted else pvalue < 1e-9
@@ -137,12 +144,21 @@ def test_a_reply_is_the_total_with_the_plans_noise() -> None:
     assert MeanEmbeddingAnswer([request]).compute(empty)[0].shape == released.shape
 
 
+def test_a_sample_of_all_records_serves_no_plan_of_classes() -> None:
+    """A record of another class is charged for fewer rounds than it would take part in."""
+    answer, data = MeanEmbeddingAnswer([request_of()]), DataSpec(**{**RINGS, "shape": (2,)})
+    answer.check_data(data)
+    object.__setattr__(answer.uses[0], "label", 1)
+    with pytest.raises(ValueError, match="samples all records"):
+        answer.check_data(data)
+
+
 class Quieter(MeanEmbeddingAnswer):
     """Adds a third of the noise that its plan states."""
 
     def __init__(self, requests: Sequence[EmbeddingRequest]) -> None:
         super().__init__(requests)
-        self.request = replace(self.request, plan=self.request.plan.with_noise(1 / 9))
+        self.uses = [replace(use, plan=use.plan.with_noise(1 / 9)) for use in requests]
 
 
 @pytest.mark.medium
@@ -201,10 +217,10 @@ def test_a_node_whose_policy_names_it_answers_and_charges_the_whole_plan(
 ) -> None:
     settings, ask = node("mean_embedding")
     request = request_of()
-    reply = GradientReply.from_record(ask(request.to_record()).content).gradient
+    reply = unpack_replies(ask(request.to_record()).content)[0]
     assert reply.shape == (2, 16)
     assert torch.equal(
-        GradientReply.from_record(ask(request.to_record()).content).gradient, reply
+        unpack_replies(ask(request.to_record()).content)[0], reply
     )  # the stored reply
     with sqlite3.connect(settings.ledger) as database:
         [(charged,)] = database.execute("SELECT epsilon FROM runs").fetchall()
@@ -231,12 +247,13 @@ def test_a_node_refuses_what_its_policy_does_not_allow(
 def test_a_request_that_does_not_fit_is_malformed(node: Callable[..., Any]) -> None:
     _, ask = node("mean_embedding")
     endless = request_of()
-    endless.rows[0] = torch.inf
+    endless.frequencies[0] = torch.inf
     assert ask(endless.to_record()).error.code == MALFORMED
     capped = request_of(plan_of(capacity=9, nominal_records=2000))
     assert ask(capped.to_record()).error.code == MALFORMED
-    three = EmbeddingRequest(1, plan_of(), VIEW, 3, request_of().rows, "run")
-    assert ask(three.to_record()).error.code == MALFORMED
+    assert ask(request_of(classes=3).to_record()).error.code == MALFORMED
+    wide = replace(request_of(), frequencies=torch.ones(8, 3))
+    assert ask(wide.to_record()).error.code == MALFORMED
 
 
 # The installed package, in new processes

@@ -82,8 +82,9 @@ def _request(
     potentials = torch.randn(ROWS, generator=random)
     own = 0.01 * torch.randn(rows.shape, generator=random)
     request = GradientRequest(
-        round, label, plan, objective, VIEW, rows, row_labels, potentials, own
-    )
+        round=round, label=label, plan=plan, objective=objective, view=VIEW, rows=rows,
+        row_labels=row_labels, potentials=potentials, self_gradient=own,
+    )  # fmt: skip
     request.check()
     return request
 

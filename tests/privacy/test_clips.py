@@ -252,7 +252,10 @@ NARROW = r"float32 or float64, received torch\.float16"
         (lambda: RowClip(1.0).total(torch.zeros(1, 1, 2, 2).half()), NARROW),
         (lambda: CriticClip(1.0, 4).total(torch.zeros(1, 5, 2, 2)), "for 4 critics at a client, n"),
         (lambda: RowClip(1.0, 4).total(torch.zeros(1, 1, 5, 2)), "accounts for 4 rows, not for 5"),
-        (lambda: RowClip(1.0, 4).total(torch.zeros(1, 2, 4, 2)), "clip=row accounts for one criti"),
+        (
+            lambda: RowClip(1.0, 4).total(torch.zeros(1, 2, 4, 2)),
+            "the row clip accounts for one crit",
+        ),
         *(
             (lambda clip=clip, n=n: clip(1.0, n), f"{what} must be an integer ≥ 1, received")
             for clip, what in ((CriticClip, "critics"), (RowClip, "rows"))
@@ -329,7 +332,7 @@ def test_a_clip_of_critics_is_none_of_sampled_records():
         assert ClipOfCritics.expect(clip) is clip
         with pytest.raises(PrivacyError, match=f"clip={clip.name} samples no records: choose clip"):
             ClipOfRecords.expect(clip)
-    with pytest.raises(PrivacyError, match="over critics needs clip=critic, not batch"):
+    with pytest.raises(PrivacyError, match="over critics needs the critic clip, not the batch"):
         ClipOfCritics.expect(BatchClip(1.0))
 
 

@@ -340,7 +340,9 @@ def test_bad_values_are_refused(changes, message):
 
 @pytest.mark.parametrize("rate", [0.999, 0.1])
 def test_a_secret_pick_of_a_critic_that_trains_when_it_is_picked_is_refused(rate):
-    message = f"clip=row has only rate=1, received rate={rate}: as published a critic is trained"
+    message = (
+        f"the row clip has only rate=1, received rate={rate}: as published a critic is trained"
+    )
     with pytest.raises(PrivacyError, match=message):
         replace(CRITICS, clip=RowClip(1.0, 4), rate=rate)
     options = {"clip": RowClip(1.0, 4), "schedule": JointSchedule(), "delta": 1e-5, "eps": 10.0}
@@ -410,7 +412,7 @@ def test_it_is_never_taken_for_a_plan_that_protects_nor_one_for_it():
         ({"rate": 0.0}, "rate must lie in"),
         ({"rounds": 0}, "rounds must be an integer"),
         ({"kind": "gradient"}, "kind is record or batch or critic or row, received 'gradient'"),
-        ({"kind": "row"}, "clip=row has only rate=1, received rate=0.2"),
+        ({"kind": "row"}, "the row clip has only rate=1, received rate=0.2"),
         ({"capacity": 0}, "capacity must be an integer"),
         ({"schedule": {"name": "other", "classes": 3}}, "missing or unknown"),
         ({"schedule": 3}, "missing or unknown"),

@@ -21,14 +21,12 @@ from fedsink.privacy import (
 )
 from fedsink.protocol.dp_sinkhorn import (
     MOST_USES,
-    GradientReply,
     GradientRequest,
     Objective,
-    pack_replies,
-    unpack_replies,
     unpack_requests,
 )
 from fedsink.protocol.packing import pack, unpack
+from fedsink.protocol.requests import pack_replies, unpack_replies
 from fedsink.transport import append_labels
 
 from ..support.requests import GRID, pack_requests, shared
@@ -264,22 +262,15 @@ def test_a_message_asks_for_something(make_request: Make) -> None:
 
 def test_replies_round_trip_in_order() -> None:
     gradients = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0))
-    read = unpack_replies(pack_replies([GradientReply(g) for g in gradients]))
-    assert torch.equal(torch.stack([reply.gradient for reply in read]), gradients)
-    one = GradientReply.from_record(GradientReply(gradients[1]).to_record())
-    assert torch.equal(one.gradient, gradients[1])
-    with pytest.raises(ValueError, match="it holds no gradient"):
-        unpack_replies(pack({}, {"loss": torch.zeros(1)}))
-    with pytest.raises(ValueError, match="it holds no gradient"):
-        unpack_replies(pack({}, {"gradient": torch.tensor(1.0)}))
-    for many in (MOST_USES + 1, 2**40):  # which would each become an object
-        with pytest.raises(ValueError, match="it holds no gradient"):
-            unpack_replies(pack({}, {"gradient": torch.zeros(many, 0)}))
+    assert torch.equal(unpack_replies(pack_replies(list(gradients))), gradients)
+    for other in ({"loss": torch.zeros(1)}, {"gradient": torch.tensor(1.0)}):
+        with pytest.raises(ValueError, match="it holds no values"):
+            unpack_replies(pack({}, other))
 
 
 def test_a_reply_holds_one_array_and_no_field() -> None:
     """Pitfall 1: a reply tells nothing of a batch's size."""
-    record = GradientReply(torch.zeros(3, 2)).to_record()
+    record = pack_replies([torch.zeros(3, 2)])
     assert dict(record.config_records["fields"]) == {"json": '{"protocol": 5}'}
     assert list(record.array_records["arrays"]) == ["gradient"]
     assert len(record) == 2
@@ -311,7 +302,9 @@ def test_more_classes_than_an_integer_can_hold_are_compared_all_the_same(
 
 def test_a_plan_of_critics_is_no_plan_of_a_transport_gradient(make_request: Make) -> None:
     plan = PrivacyPlan(1.0, 1.5, 7, CriticClip(1.0), JointSchedule(), 1e-5)
-    with pytest.raises(ValueError, match="clip=critic samples no records: choose clip=record or"):
+    with pytest.raises(
+        ValueError, match="the critic clip samples no records: choose the record or"
+    ):
         make_request(plan=plan).check()
 
 

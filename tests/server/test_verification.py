@@ -31,6 +31,7 @@ from fedsink.server.verification import (
     verdict_on,
 )
 from fedsink.strategies.central_statement import central_statement
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.strategies.methods import settings_of
 
 CENTRAL = ("clients=2", "rounds=20", "sigma=1.5")
@@ -511,7 +512,8 @@ def _less(stated: dict[str, Any], factor: float = 4.0) -> None:
     """A promise of less that is consistent in itself: that of a plan with more noise."""
     plan = PrivacyPlan.from_dict({k: v for k, v in stated["plan"].items() if k != "mode"})
     plan = plan.with_noise(factor)
-    stated |= central_statement(plan, len(stated["clients"]), stated["noise"])
+    sample = DPSinkhornSettings.sample
+    stated |= central_statement(plan, len(stated["clients"]), stated["noise"], sample)
     stated["plan"] = {"mode": "central", **plan.to_dict()}
 
 

@@ -117,8 +117,9 @@ def test_ten_thousand_clients_take_part(install_source: Callable[..., None]) -> 
     plan = PrivacyPlan(1e-12, 1.0, 50, RecordClip(0.5), JointSchedule(), 1e-5)
     view = {"name": "pixel", "shape": [4]}
     request = GradientRequest(
-        1, None, plan, Objective(1.0, 1), view, torch.zeros(100, 4),
-        torch.zeros(100, dtype=torch.int64), torch.zeros(100), torch.zeros(100, 4),
+        round=1, plan=plan, objective=Objective(1.0, 1), view=view, rows=torch.zeros(100, 4),
+        row_labels=torch.zeros(100, dtype=torch.int64), potentials=torch.zeros(100),
+        self_gradient=torch.zeros(100, 4),
     )  # fmt: skip
     broadcast = Broadcast(Content(lambda: [request], request.to_record), grid.roster(), (1, 100, 4))
     reduced: Any = grid.send_and_receive(Exchange("train.dp_sinkhorn", "1", [broadcast]))

@@ -20,6 +20,7 @@ from fedsink.privacy import (
 from fedsink.privacy.adjacency import describe
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.strategies.central_statement import (
+    SampleOfRecords,
     central_statement,
     notice,
     unprotected_statement,
@@ -28,13 +29,14 @@ from fedsink.strategies.central_statement import (
 _BATCH = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
 _RECORD = PrivacyPlan(0.1, 2.0, 100, RecordClip(0.5), ClassSchedule(10), 1e-5)
 _SHARED = NoiseShare("secure_aggregation")
+_SAMPLE = SampleOfRecords("Poisson-subsampled Gaussian on sums")
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("adjacency", sorted(set(ADJACENCIES) - {"user"}))
 def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency):
     plan = replace(_BATCH, adjacency=adjacency)
-    stated = central_statement(plan, 3, "secret")
+    stated = central_statement(plan, 3, "secret", _SAMPLE)
     assert stated["epsilon"] == plan.epsilon("pld")
     assert (stated["adjacency"], stated["adjacency_name"]) == (describe(adjacency), adjacency)
     assert stated["unit"] == ("client" if adjacency == "client" else "record")
@@ -51,34 +53,34 @@ def test_a_clip_of_ones_own_is_named_with_whose_word_it_is():
     class Mine(RecordClip):
         name = "mine"
 
-    assert "clip_promised_by" not in central_statement(_RECORD, 3, "secret")
-    stated = central_statement(replace(_RECORD, clip=Mine(0.5)), 3, "secret")
+    assert "clip_promised_by" not in central_statement(_RECORD, 3, "secret", _SAMPLE)
+    stated = central_statement(replace(_RECORD, clip=Mine(0.5)), 3, "secret", _SAMPLE)
     assert stated["clip"] == "mine"
-    assert stated["epsilon"] == central_statement(_RECORD, 3, "secret")["epsilon"]
+    assert stated["epsilon"] == central_statement(_RECORD, 3, "secret", _SAMPLE)["epsilon"]
     assert stated["clip_promised_by"].startswith(f"{__name__}.")
     assert "Mine, on the word of who wrote it" in stated["clip_promised_by"]
 
 
 def test_whoever_starts_a_run_reads_what_is_left_without_amplification():
-    stated = central_statement(_BATCH, 3, "secret")
-    said = notice(stated, LOCAL_NOISE, 3)
+    stated = central_statement(_BATCH, 3, "secret", _SAMPLE)
+    said = notice(stated, LOCAL_NOISE, 3, _SAMPLE)
     assert said is not None
     for key in ("epsilon", "epsilon_unamplified"):
         assert f"ε = {stated[key]:.4g}" in said
     hidden = replace(_BATCH, capacity=900, nominal_records=2000)
-    said = notice(central_statement(hidden, 3, "secret"), LOCAL_NOISE, 3)
+    said = notice(central_statement(hidden, 3, "secret", _SAMPLE), LOCAL_NOISE, 3, _SAMPLE)
     assert said is not None
     assert "secret" not in said
 
 
 def test_another_accountant_is_named_with_its_library():
-    stated = central_statement(_BATCH, 1, "secret", "rdp-opacus")
+    stated = central_statement(_BATCH, 1, "secret", _SAMPLE, "rdp-opacus")
     assert stated["epsilon"] == _BATCH.epsilon("rdp-opacus")
     assert stated["accountant_library"] == "Opacus"
 
 
 def test_without_a_capacity_the_unamplified_epsilon_stands_beside_it():
-    stated = central_statement(_BATCH, 1, "reproducible")
+    stated = central_statement(_BATCH, 1, "reproducible", _SAMPLE)
     assert stated["capacity"] is None
     assert stated["epsilon_unamplified"] == _BATCH.epsilon_unamplified() > stated["epsilon"]
     assert stated["sample_secrecy"].startswith("Not enforced")
@@ -86,7 +88,7 @@ def test_without_a_capacity_the_unamplified_epsilon_stands_beside_it():
 
 def test_with_a_capacity_it_does_not_and_the_overflow_is_stated():
     plan = replace(_BATCH, clip=RecordClip(1.0), capacity=60, nominal_records=300)
-    stated = central_statement(plan, 1, "secret")
+    stated = central_statement(plan, 1, "secret", _SAMPLE)
     assert "epsilon_unamplified" not in stated
     assert (stated["capacity"], stated["nominal_records"]) == (60, 300)
     assert 0 < stated["delta_overflow"] == plan.overflow < 1e-5
@@ -95,7 +97,7 @@ def test_with_a_capacity_it_does_not_and_the_overflow_is_stated():
 
 @pytest.mark.parametrize("kind", ["reproducible", "secret", "secure", "node"])
 def test_every_kind_of_noise_is_explained(kind):
-    stated = central_statement(_BATCH, 1, kind)
+    stated = central_statement(_BATCH, 1, kind, _SAMPLE)
     assert stated["noise"] == kind
     assert stated["noise_meaning"].endswith(".")
 
@@ -108,7 +110,7 @@ def _stated(clients: int, share: NoiseShare = _SHARED) -> dict[str, Any]:
         tolerate_dropouts=share.tolerate_dropouts,
     )  # fmt: skip
     integers = [replace(one, sharers=m - share.tolerate_dropouts) for m in sizes]
-    return central_statement(_RECORD, clients, "secret", share=share, integers=integers)
+    return central_statement(_RECORD, clients, "secret", _SAMPLE, share=share, integers=integers)
 
 
 @pytest.mark.medium
@@ -195,8 +197,8 @@ def test_every_assumption_is_named_and_the_text_promises_no_more():
 
 @pytest.mark.parametrize(("clients", "share"), [(100, LOCAL_NOISE), (10, _SHARED), (3, _SHARED)])
 def test_where_every_client_adds_the_whole_noise_the_statement_is_the_local_one(clients, share):
-    stated = central_statement(_RECORD, clients, "secret", share=share)
-    assert stated == central_statement(_RECORD, clients, "secret")
+    stated = central_statement(_RECORD, clients, "secret", _SAMPLE, share=share)
+    assert stated == central_statement(_RECORD, clients, "secret", _SAMPLE)
     assert "server included" in stated["protected"]
     assert "their ε compose" in stated["not_protected"]
 
@@ -206,7 +208,7 @@ def test_one_line_says_what_holds_for_whom():
     stated = _stated(105)
     alone, epsilon = stated["epsilon_without_aggregator"], stated["epsilon"]
     first = stated["noise_share"]["colluders"][0]
-    line = notice(stated, _SHARED, 105)
+    line = notice(stated, _SHARED, 105, _SAMPLE)
     assert line is not None
     assert line.startswith(
         f"noise.share=secure_aggregation: ε = {epsilon:.3g} holds for sums of 10 or 11 replies "
@@ -218,8 +220,8 @@ def test_one_line_says_what_holds_for_whom():
 
 
 def test_one_line_says_where_nothing_is_gained():
-    stated = central_statement(_RECORD, 10, "secret", share=_SHARED)
-    line, local = notice(stated, _SHARED, 10), notice(stated, LOCAL_NOISE, 10)
+    stated = central_statement(_RECORD, 10, "secret", _SAMPLE, share=_SHARED)
+    line, local = notice(stated, _SHARED, 10, _SAMPLE), notice(stated, LOCAL_NOISE, 10, _SAMPLE)
     assert line is not None
     assert line.endswith(
         " noise.share=secure_aggregation changes nothing here: with clients=10 and "
@@ -227,7 +229,7 @@ def test_one_line_says_where_nothing_is_gained():
     )
     assert line.partition(" noise.share=")[0] == local
     plan = replace(_RECORD, schedule=JointSchedule())
-    local = notice(central_statement(plan, 10, "secret"), LOCAL_NOISE, 10)
+    local = notice(central_statement(plan, 10, "secret", _SAMPLE), LOCAL_NOISE, 10, _SAMPLE)
     assert local is not None
     assert "noise.share" not in local
 
@@ -246,4 +248,6 @@ def test_the_statement_promises_nothing_and_is_json():
 def test_it_has_the_keys_of_a_statement_that_promises_something():
     protecting = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
     plan = UnprotectedPlan(0.1, 100, "batch", ClassSchedule(10))
-    assert set(unprotected_statement(plan, 3)) == set(central_statement(protecting, 3, "secret"))
+    assert set(unprotected_statement(plan, 3)) == set(
+        central_statement(protecting, 3, "secret", _SAMPLE)
+    )

@@ -38,10 +38,10 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.privacy.accounting.accountants import gaussian_epsilon
-from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.exchange import Reduction
 from fedsink.protocol.failure_codes import REFUSED
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
+from fedsink.protocol.requests import pack_replies, unpack_replies
 from fedsink.simulation.grid import client_of
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.gs_wgan import GSWGAN, GSWGANSettings, gs_wgan_epsilon
@@ -220,7 +220,7 @@ def test_a_mean_is_of_those_who_answered(make_gs_wgan, make_grid, turns, monkeyp
     grid, strategy = make_grid(5), make_gs_wgan(clients=5, turns=turns, critics=4)
 
     def ones(replies: list[Message]) -> list[Message]:
-        content = GradientReply(torch.ones(5, 4)).to_record()
+        content = pack_replies([torch.ones(5, 4)])
         for reply in replies:
             reply.content = content
         return replies
@@ -304,13 +304,13 @@ def test_other_answers_stop_the_run(make_gs_wgan, make_grid):
     """`CentralRounds` checks them for every method; here the words name this one's task."""
     grid, strategy = make_grid(), make_gs_wgan()
     grid.fail(0, REFUSED)
-    with pytest.raises(ClientError, match="asking critics in round 1, client 0 refused"):
+    with pytest.raises(ClientError, match="answering round 1, client 0 refused"):
         play(strategy, grid, 1)
     grid.lose(0)
     with pytest.raises(ClientError, match="1 of 3 clients did not answer"):
         play(strategy, grid, 1)
-    grid.say(1, GradientReply(torch.zeros(5, 3)).to_record())
-    with pytest.raises(ClientError, match="client 1 answered with a gradient of shape"):
+    grid.say(1, pack_replies([torch.zeros(5, 3)]))
+    with pytest.raises(ClientError, match="client 1 answered with values of shape"):
         play(strategy, grid, 1)
 
 
@@ -324,7 +324,7 @@ def test_a_round_that_somebody_missed_is_divided_by_those_who_answered(
     messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
     replies = list(grid.send_and_receive(messages))
     _, metrics = strategy.aggregate_train(1, replies)
-    total = sum(GradientReply.from_record(r.content).gradient.double() for r in replies)
+    total = sum(unpack_replies(r.content)[0].double() for r in replies)
     assert len(replies) == 2
     assert torch.allclose(steps[0], -total / 8, atol=1e-9)
     assert strategy.absent == [0]
@@ -588,8 +588,8 @@ def test_the_reduced_published_run_is_what_its_name_says():
         ),
         (["policy=x.toml"], "excludes policy=x.toml: a node under a policy never answers it"),
         (["adjacency=nobody"], "adjacency 'nobody' is unknown"),
-        (["rate=0.001"], "clip=row has only rate=1"),
-        (["capacity=5"], "clip=row draws no batch of records, so capacity=5"),
+        (["rate=0.001"], "the row clip has only rate=1"),
+        (["capacity=5"], "the row clip draws no batch of records, so capacity=5"),
         (["strategy.row_sigma=1", "sigma=1"], "strategy.row_sigma=1 and sigma=1 both state"),
         (["strategy.row_sigma=0"], "strategy.row_sigma must be null or a positive number"),
         (["strategy.row_sigma=1", "eps=inf"], "eps=inf adds no noise, so strategy.row_sigma=1 has"),
@@ -619,10 +619,10 @@ def test_critics_are_described_by_the_configuration():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["capacity=5"], "clip=critic draws no batch of records"),
+        (["capacity=5"], "the critic clip draws no batch of records"),
         (["rate=1.5"], "rate must lie in"),
         (["adjacency=nobody"], "adjacency"),
-        (["mechanism.name=laplace"], "mode=central noises gradients"),
+        (["mechanism.name=laplace"], "mode=central noises sums"),
         (["shuffler=trusted"], "shuffler=trusted belongs to mode=ldp"),
         (["strategy.rows=0"], "strategy.rows must be"),
         (["strategy.fakes=2.5"], "strategy.fakes must be"),

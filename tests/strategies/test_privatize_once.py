@@ -20,7 +20,7 @@ from fedsink.strategies.privatize_once import local_plan
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 
 from ..support.models import weights
-from ..support.playing import play
+from ..support.playing import collect, play
 
 
 def altered(change: Callable[[PrivatizeReply], PrivatizeReply], client: int = 1) -> Any:
@@ -49,10 +49,10 @@ def test_records_are_collected_once_in_chunks(make_local, make_grid):
 
 def test_fewer_reports_than_a_shuffled_epsilon_is_stated_for_are_refused(make_local, make_grid):
     enough = make_local(shuffling={"epsilon": 0.3, "reports": 61})
-    enough.collect(make_grid())
+    collect(enough, make_grid())
     short = make_local(shuffling={"epsilon": 0.3, "reports": 62})
     with pytest.raises(ConfigError, match="62 shuffled reports, and there are 61"):
-        short.collect(make_grid())
+        collect(short, make_grid())
     with pytest.raises(ConfigError, match="62 shuffled reports, and there are 61"):
         short.load_uploads(enough.uploads())
     assert short.epsilon_so_far() == 0.0
@@ -60,7 +60,7 @@ def test_fewer_reports_than_a_shuffled_epsilon_is_stated_for_are_refused(make_lo
 
 def test_clients_with_fewer_chunks_are_not_asked_further(make_local, make_grid):
     strategy, grid = make_local(), make_grid(partition=Unequal(sizes=(43, 17, 1)))
-    strategy.collect(grid)
+    collect(strategy, grid)
     asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize_once"]
     assert [m.metadata.dst_node_id - 1000 for m in asked].count(0) == 6
     assert [m.metadata.dst_node_id - 1000 for m in asked].count(2) == 1
@@ -70,8 +70,8 @@ def test_clients_with_fewer_chunks_are_not_asked_further(make_local, make_grid):
 @pytest.mark.parametrize("size", [1, 20, 21, 1000])
 def test_the_chunk_size_does_not_change_what_arrives(make_local, make_grid, size):
     ours, other = make_local(), make_local(chunk_size=size)
-    ours.collect(make_grid())
-    other.collect(make_grid())
+    collect(ours, make_grid())
+    collect(other, make_grid())
     assert torch.equal(ours.uploads()["values"], other.uploads()["values"])
     assert torch.equal(ours.uploads()["labels"], other.uploads()["labels"])
 
@@ -89,7 +89,7 @@ def test_the_order_of_replies_does_not_matter(make_local, make_grid):
 def test_the_prior_is_estimated_from_the_randomized_labels(make_local, make_grid, local_plan):
     """Pitfall 17: class frequencies are not read from private labels."""
     strategy = make_local(plan=replace(local_plan, label_epsilon=1.0))
-    strategy.collect(make_grid())
+    collect(strategy, make_grid())
     mechanism = strategy.settings.plan.label_mechanism
     assert mechanism is not None
     expected = mechanism.estimate_prior(strategy.uploads()["labels"])
@@ -188,7 +188,7 @@ def test_an_upload_that_the_plan_does_not_allow_names_the_client(
     with pytest.raises(
         ClientError, match=f"^Client 1 uploaded .*{message.removeprefix('uploaded ')}"
     ):
-        strategy.collect(grid)
+        collect(strategy, grid)
     assert len(strategy.uploads()["values"]) == 0
 
 
@@ -207,7 +207,7 @@ def test_who_uploads_nothing_of_use_is_named(make_local, make_grid, local_plan):
         (otherwise, make_grid(), "While uploading chunk 0, client 0 could not use the request or"),
     ):
         with pytest.raises(ClientError, match=message):
-            strategy.collect(grid)
+            collect(strategy, grid)
 
 
 def test_uploads_and_state_go_on_bit_identically(make_local, make_grid, tmp_path):

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import NoiseShare
-from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.failure_codes import REFUSED
+from fedsink.protocol.requests import unpack_replies
 from fedsink.simulation.grid import client_of, node_of
 from fedsink.strategies.round_strategy import Quorum, check_quorum
+
+from ..support.playing import collect
 
 
 def one_round(strategy: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Any, Any]:
@@ -34,9 +36,7 @@ def one_round(strategy: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 
 def gradients(replies: dict[int, Message], clients: Collection[int]) -> Tensor:
-    return torch.stack(
-        [GradientReply.from_record(replies[client].content).gradient for client in clients]
-    ).double()
+    return torch.stack([unpack_replies(replies[client].content)[0] for client in clients]).double()
 
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
@@ -124,7 +124,7 @@ def test_a_client_that_stops_uploading_is_left_out_with_all_of_its_records(
     make_local, make_grid, chunk
 ):
     whole, part = make_local(chunk_size=8), make_local(chunk_size=8, quorum=2)
-    whole.collect(make_grid())
+    collect(whole, make_grid())
     grid, chunks = make_grid(), []
 
     def change(replies: list[Message]) -> list[Message]:
@@ -133,7 +133,7 @@ def test_a_client_that_stops_uploading_is_left_out_with_all_of_its_records(
         return [r for r in replies if not (late and r.metadata.src_node_id == node_of(1))]
 
     grid.change = change
-    part.collect(grid)
+    collect(part, grid)
     assert part.absent == [1]
     assert part.missed == {1: 1}
     kept, all_of_them = part.uploads()["values"], whole.uploads()["values"]
@@ -144,7 +144,7 @@ def test_a_client_that_stops_uploading_is_left_out_with_all_of_its_records(
     chunks.clear()
     grid.change = change
     with pytest.raises(ClientError, match="clients did not answer"):
-        strict.collect(grid)
+        collect(strict, grid)
 
 
 def test_shared_noise_needs_everybody(make_central):

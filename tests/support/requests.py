@@ -66,16 +66,16 @@ def gradient_request(
         turns = torch.arange(len(rows)) % CLASSES
         row_labels = turns if label is None else torch.full((len(rows),), label)
     return GradientRequest(
-        round,
-        label,
-        plan,
-        objective,
-        {"name": "pixel", "shape": list(shape)},
-        rows,
-        row_labels,
-        torch.randn(len(rows), generator=random) / 10,
-        torch.randn(rows.shape, generator=random) / 10,
-        run,
+        round=round,
+        label=label,
+        plan=plan,
+        objective=objective,
+        view={"name": "pixel", "shape": list(shape)},
+        rows=rows,
+        row_labels=row_labels,
+        potentials=torch.randn(len(rows), generator=random) / 10,
+        self_gradient=torch.randn(rows.shape, generator=random) / 10,
+        run=run,
     )
 
 

@@ -74,8 +74,8 @@ class Cost:
         self.clip.check_plan(self.schedule, self.adjacency, self.capacity)
         if self._overflows and self.nominal_records is None:
             raise PrivacyError(
-                "a capacity with clip=record needs nominal_records, the public number of records "
-                "that no client exceeds: the chance of an overflow is part of δ."
+                "a capacity with the record clip needs nominal_records, the public number of "
+                "records that no client exceeds: the chance of an overflow is part of δ."
             )
 
     def accountants(self, rate: float) -> tuple[str, ...]:

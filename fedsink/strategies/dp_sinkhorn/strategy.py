@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,49 +32,28 @@ from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
-from fedsink.privacy import (
-    LOCAL_NOISE,
-    CentralPlan,
-    ClassSchedule,
-    JointSchedule,
-    NoiseShare,
-)
+from fedsink.privacy import ClassSchedule, JointSchedule
 from fedsink.privacy.clips import CLIPS, ClipOfRecords
-from fedsink.privacy.integer_gaussian import FixedPoint
-from fedsink.protocol.dp_sinkhorn import (
-    GradientReply,
-    GradientRequest,
-    Objective,
-    checked,
-    pack_replies,
-    packed_requests,
-)
+from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective, checked, packed_requests
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.protocol.requests import UNNAMED
-from fedsink.strategies.central_statement import OF_IMAGES, SampleOfRecords
+from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.central_strategy import (
     CentralRounds,
     CentralSettings,
     central_plan,
-    common_settings,
     signal_to_noise,
 )
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, Layout, RoundRows, SelfParts
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings, self_term
-from fedsink.strategies.trainer import OptimizerSettings, Trainer
 from fedsink.transport import check_backend
 from fedsink.values import checks
 
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DPSinkhornSettings(CentralSettings):
     """Everything about a DP-Sinkhorn run; all of it is public.
 
     Attributes (the others are those of every method):
-        plan: sampler, clip, noise, rounds and schedule, with their accounting.
         objective: the transport problem each client solves against its batch.
         self_term: the data-independent half of the Sinkhorn divergence.
         view: coordinates of the gradient, as `View.to_dict()`.
@@ -83,24 +62,19 @@ class DPSinkhornSettings(CentralSettings):
         uses_per_message: U, rounds of the plan that one exchange of messages holds.
     """
 
-    name: ClassVar[str] = "dp_sinkhorn"
+    name: ClassVar[str] = GradientRequest.name
     title: ClassVar[str] = "DP-Sinkhorn"
-    sample: ClassVar[SampleOfRecords] = OF_IMAGES
+    sample: ClassVar[SampleOfRecords] = SampleOfRecords(
+        "Poisson-subsampled Gaussian on clipped gradients of the generated images"
+    )
     leaves: ClassVar[str] = "clipped, noised gradients of generated records"
 
-    plan: CentralPlan
     objective: Objective
     self_term: SelfTermSettings
     view: dict[str, Any]
     rows: int
-    optimizer: OptimizerSettings
-    clients: int
     nominal_records: float
     uses_per_message: int = 1
-    accountant: str = "pld"
-    run: str = UNNAMED
-    share: NoiseShare = LOCAL_NOISE
-    quorum: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +102,9 @@ class DPSinkhornSettings(CentralSettings):
             checks.choice("strategy.schedule", chosen["schedule"], "class", "joint") == "class"
         )
         schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
-        return cls(
+        return cls.read(
+            config,
+            run,
             plan=central_plan(config, clip, schedule),
             objective=Objective(
                 lam=chosen["lam"],
@@ -142,15 +118,8 @@ class DPSinkhornSettings(CentralSettings):
             self_term=SelfTermSettings(
                 chosen["self_term"], chosen["history"], chosen["p"], chosen["tether"]
             ),
-            nominal_records=config.data.nominal_records / config.clients,
-            uses_per_message=chosen["uses_per_message"],
-            **common_settings(config, run),
             **more,
         )
-
-    def reply(self, count: int, weights: int) -> RecordDict:
-        zeros = torch.zeros(self.layout.block_rows, view_from_dict(self.view).dimension)
-        return pack_replies([GradientReply(zeros)] * count)
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Refuses a client with more records than the plan's capacity counts on."""
@@ -163,9 +132,9 @@ class DPSinkhornSettings(CentralSettings):
             )
 
     @property
-    def use_size(self) -> int:
-        """d, coordinates of a block's rows."""
-        return self.layout.block_rows * view_from_dict(self.view).dimension
+    def reply_shape(self) -> tuple[int, ...]:
+        """Shape of the gradient at a block's rows."""
+        return self.layout.block_rows, view_from_dict(self.view).dimension
 
     @property
     def most_sampled(self) -> int:
@@ -235,13 +204,12 @@ class DPSinkhorn(CentralRounds):
     """
 
     Settings = DPSinkhornSettings
-    message_type: ClassVar[str] = "train.dp_sinkhorn"
+    message_type: ClassVar[str] = f"train.{GradientRequest.name}"
 
     settings: DPSinkhornSettings
 
     def __init__(self, settings: DPSinkhornSettings, generator: Generator, key: bytes) -> None:
-        trainer = Trainer(generator, settings.optimizer, settings.exchanges)
-        super().__init__(settings, trainer, key, settings.uses_per_message)
+        super().__init__(settings, generator, key)
         self.view, self.layout = view_from_dict(settings.view), settings.layout
         self._like = torch.zeros(0, self.view.dimension)
         clip = ClipOfRecords.expect(settings.plan.clip)
@@ -368,31 +336,24 @@ class DPSinkhorn(CentralRounds):
     def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
         """Returns the requests about `labels` for a cohort, client → node."""
         client = next(iter(members))
-        noise, cohort = self.settings.noise_of(client), self.settings.cohort(client)
         requests = [
-            self._request(rows, label, *noise)
+            self._request(rows, label, client)
             for rows, label in zip(self._rounds, labels, strict=True)
         ]
         content = Content(lambda: checked(requests), lambda: packed_requests(requests))
         shape = (len(requests), *self._rounds[0].shape)
-        return Broadcast(content, members, shape, *noise, cohort, self._rounds[0].round)
+        return self.broadcast(content, members, shape, self._rounds[0].round)
 
-    def _request(
-        self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None
-    ) -> GradientRequest:
-        """Returns the request about `label` to a client that adds 1/`share` of the noise."""
+    def _request(self, rows: RoundRows, label: Label, client: int) -> GradientRequest:
+        """Returns the request about `label` to a client."""
         settings, layout, groups = self.settings, self.layout, rows.groups_of(label)
         return GradientRequest(
-            round=rows.round,
+            **settings.use(rows.round, client),
             label=label,
-            plan=settings.plan,
             objective=settings.objective,
             view=settings.view,
             rows=rows.seen[groups].flatten(0, 1),
             row_labels=layout.row_labels(rows.kinds[groups])[:, : layout.group_rows].flatten(),
             potentials=rows.parts.potentials[groups].flatten(),
             self_gradient=rows.parts.inside[groups].flatten(0, 1),
-            run=settings.run,
-            share=share,
-            fixed_point=fixed_point,
         )

@@ -68,7 +68,9 @@ def test_a_client_of_capacity_b_moves_the_sum_by_b_contributions():
     assert cost.overflow(0.2, 95) == 0
     assert cost.epsilon(0.2, 200.0, 95, 1e-5) == gaussian_epsilon(4.0 / math.sqrt(95), 1e-5)
     assert cost.event(0.2, 200.0, 95).event.noise_multiplier == 4.0
-    with pytest.raises(PrivacyError, match="client adjacency with clip=record needs a capacity"):
+    with pytest.raises(
+        PrivacyError, match="client adjacency with the record clip needs a capacity"
+    ):
         Cost(RECORD, SPLIT, "client")
 
 
@@ -92,7 +94,7 @@ def test_an_overflow_is_taken_out_of_delta_with_the_record_clip():
     cost.check_overflow(0.2, 400, 1e-5)
     with pytest.raises(PrivacyError, match=r"a capacity of 180 overflows .* delta=1e-06: raise"):
         cost.check_overflow(0.2, 400, 1e-6)
-    with pytest.raises(PrivacyError, match="a capacity with clip=record needs nominal_records"):
+    with pytest.raises(PrivacyError, match="a capacity with the record clip needs nominal_records"):
         Cost(RECORD, SPLIT, capacity=170)
 
 
@@ -238,7 +240,9 @@ def test_a_client_whose_critics_are_asked_in_secret_is_not_amplified():
 @pytest.mark.parametrize("method", ["epsilon", "epsilon_unamplified", "event"])
 def test_critics_that_train_when_they_are_picked_amplify_nothing(method):
     numbers = (0.5, 2.0, 24) if method == "event" else (0.5, 2.0, 24, 1e-5)
-    with pytest.raises(PrivacyError, match=r"clip=row has only rate=1.* Use clip=critic, whose"):
+    with pytest.raises(
+        PrivacyError, match=r"the row clip has only rate=1.* Use the critic clip, whose"
+    ):
         getattr(Cost(RowClip(1.0, 4), JOINT), method)(*numbers)
 
 
@@ -255,13 +259,22 @@ def test_a_client_sees_all_its_critics_change_in_its_turns():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": 5}, "clip=critic draws no batch of records, so capacity=5 has no meaning"),
-        ({"schedule": SPLIT}, "clip=critic has no class schedule: a critic learns from records of"),
+        (
+            {"capacity": 5},
+            "the critic clip draws no batch of records, so capacity=5 has no meaning",
+        ),
+        (
+            {"schedule": SPLIT},
+            "the critic clip has no class schedule: a critic learns from records of",
+        ),
         (
             {"clip": BATCH, "adjacency": "user"},
             "user adjacency needs a clip that keeps all records of",
         ),
-        ({"clip": RECORD, "adjacency": "user"}, "received clip=record: choose adjacency=client"),
+        (
+            {"clip": RECORD, "adjacency": "user"},
+            "received the record clip: choose adjacency=client",
+        ),
     ],
 )
 def test_what_has_no_guarantee_with_critics_or_without_them_is_refused(options, message):

@@ -72,7 +72,10 @@ def test_the_history_field_cancels_the_clients_where_the_records_are_the_history
     part = alone(term, rows, 0, zeros)
     plan = PrivacyPlan(1.0, 1.0, 1, RecordClip(bound), JointSchedule(), 1e-5)
     view = {"name": "pixel", "shape": [3]}
-    request = GradientRequest(1, None, plan, PLAIN, view, rows, zeros, part.potentials)
+    request = GradientRequest(
+        round=1, label=None, plan=plan, objective=PLAIN, view=view, rows=rows, row_labels=zeros,
+        potentials=part.potentials,
+    )  # fmt: skip
 
     def mean_field(records: Tensor) -> Tensor:
         shard = Shard(records, torch.zeros(len(records), dtype=torch.int64))
@@ -197,8 +200,8 @@ def test_the_batch_history_makes_the_sinkhorn_divergence(label, objective):
     part = alone(term, rows, label or 0, labels)
     plan = PrivacyPlan(1.0, 1.0, 1, BatchClip(100.0), JointSchedule(), 1e-5)
     request = GradientRequest(
-        1, label, plan, objective, {"name": "pixel", "shape": [3]}, rows, labels,
-        self_gradient=part.inside,
+        round=1, label=label, plan=plan, objective=objective, rows=rows, row_labels=labels,
+        view={"name": "pixel", "shape": [3]}, self_gradient=part.inside,
     )  # fmt: skip
     shard = Shard(torch.cat([points(1), points(2)]), labels.repeat(2))
 

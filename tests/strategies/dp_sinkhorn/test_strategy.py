@@ -20,10 +20,11 @@ from fedsink.data.sources import forget, load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import NoiseShare, ReproducibleKey, Stream
-from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest, unpack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_requests
 from fedsink.protocol.exchange import Reduction
 from fedsink.protocol.failure_codes import FAILED, REFUSED
 from fedsink.protocol.packing import digest
+from fedsink.protocol.requests import pack_replies, unpack_replies
 from fedsink.server import checkpoint
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
@@ -57,8 +58,8 @@ def test_one_round_equals_a_computation_by_hand(make_central, make_grid, make_ge
         rows, history = points.detach()[mine], torch.cat([batch[mine] for batch in past])
         f = potential(rows, history, 1.0, solver=ConvergedSolver(max_iterations=40, tolerance=1e-2))
         request = GradientRequest(
-            1, label, plan, objective, strategy.settings.view, rows, labels[mine], f,
-            torch.zeros(5, 4),
+            round=1, label=label, plan=plan, objective=objective, view=strategy.settings.view,
+            rows=rows, row_labels=labels[mine], potentials=f, self_gradient=torch.zeros(5, 4),
         )  # fmt: skip
         reply = client_gradient(
             request,
@@ -140,7 +141,7 @@ def test_sums_that_rounding_would_reorder_are_taken_in_client_order(make_central
         messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
         replies = list(grid.send_and_receive(messages))
         for reply, value in zip(replies, (1e30, 1e3, -1e30), strict=True):
-            reply.content = GradientReply(torch.full((15, 4), value)).to_record()
+            reply.content = pack_replies([torch.full((15, 4), value)])
         _, record = strategy.aggregate_train(1, [replies[i] for i in order])
         losses.add(float((record or {})["loss"]))
     assert len(losses) == 1
@@ -181,7 +182,7 @@ def test_the_server_learns_of_records_from_replies_alone(
     again, others, again_end = played(replies)
     assert requests == again
     assert torch.equal(end, again_end)
-    own, other = (GradientReply.from_record(of[0]).gradient for of in (replies, others))
+    own, other = (unpack_replies(of[0])[0] for of in (replies, others))
     assert not torch.equal(own, other)
 
 
@@ -222,13 +223,13 @@ def test_replies_about_the_same_rows_are_averaged(make_central, make_grid):
         grid = make_grid(6)
 
         def change(replies: list[Message], kind: str = kind) -> list[Message]:
-            own = [GradientReply.from_record(r.content).gradient.double() for r in replies]
+            own = [unpack_replies(r.content)[0].double() for r in replies]
             if kind == "own":
                 return replies
             for k in range(3):
                 mean = ((own[k] + own[k + 3]) / 2).to(torch.float64)
                 for r in (replies[k], replies[k + 3]):
-                    r.content = GradientReply(mean).to_record()
+                    r.content = pack_replies([mean])
             return replies
 
         grid.change = change
@@ -271,10 +272,14 @@ def test_a_reply_that_never_comes_is_an_error_that_says_whose(
 @pytest.mark.parametrize(
     ("uses", "gradient", "message"),
     [
-        (1, [math.nan, 5, 4], r"a gradient of shape \(5, 4\); expected finite values"),
-        (1, [0.0, 1, 4], r"a gradient of shape \(1, 4\); expected finite values of shape \(5, 4\)"),
-        (1, [0.0, 5, 3], r"a gradient of shape \(5, 3\)"),
-        (3, [0.0, 5, 4], "1 gradients; expected 3"),
+        (1, [math.nan, 5, 4], r"values of shape \(1, 5, 4\); expected finite"),
+        (
+            1,
+            [0.0, 1, 4],
+            r"values of shape \(1, 1, 4\); expected finite values of shape \(1, 5, 4\)",
+        ),
+        (1, [0.0, 5, 3], r"values of shape \(1, 5, 3\)"),
+        (3, [0.0, 5, 4], r"values of shape \(1, 5, 4\); expected .* \(3, 5, 4\)"),
         (1, None, "Malformed message"),
     ],
 )
@@ -286,7 +291,7 @@ def test_a_reply_that_is_no_gradient_of_the_rows_is_refused(
     content = RecordDict()
     if gradient is not None:
         value, *shape = gradient
-        content = GradientReply(torch.full(shape, value)).to_record()
+        content = pack_replies([torch.full(shape, value)])
     grid.say(2, content)
     before = weights(strategy.trainer.generator).clone()
     with pytest.raises(ClientError, match=rf"round.* 1.*, client 2 answered(:| with) {message}"):
@@ -383,7 +388,7 @@ def test_scaling_uses_public_numbers_only(make_central, make_grid):
         # The same replies give the same step, whatever the shards behind them.
         replies = grid.send_and_receive(messages)
         for reply in replies:
-            reply.content = GradientReply(torch.ones(5, 4)).to_record()
+            reply.content = pack_replies([torch.ones(5, 4)])
         strategy.aggregate_train(1, replies)
     for ours, theirs in zip(*contents, strict=True):
         assert torch.equal(ours.rows, theirs.rows)
@@ -402,7 +407,7 @@ def test_record_sums_are_divided_by_the_nominal_batch_and_batch_means_are_not(
             messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
             replies = grid.send_and_receive(messages)
             for reply in replies:
-                reply.content = GradientReply(torch.full((5, 4), 1e6)).to_record()
+                reply.content = pack_replies([torch.full((5, 4), 1e6)])
             _, record = strategy.aggregate_train(1, replies)
             losses[clip, nominal] = float((record or {})["loss"])
     assert losses["record", 61 / 3] == pytest.approx(10 * losses["record", 10 * 61 / 3], rel=1e-3)
@@ -490,7 +495,7 @@ def test_signal_to_noise_counts_the_shared_noise_once(make_central, make_grid):
                 sent = noise.float()
                 if grid_of is not None:  # longer than any client's total
                     sent = (noise / grid_of.granularity).round().long()
-                reply.content = GradientReply(sent).to_record()
+                reply.content = pack_replies([sent])
             _, record = strategy.aggregate_train(1, replies)
             assert low <= float((record or {})["signal_to_noise"]) <= high
             strategy._points, strategy._rounds = strategy._generate([1])
@@ -504,7 +509,7 @@ def test_signal_to_noise_of_cohorts_of_different_sizes_has_no_bias(make_central,
     replies = grid.send_and_receive(messages)
     for number, reply in enumerate(replies):
         noise = std * Stream(b"k", number).normal(600, 4)
-        reply.content = GradientReply(noise).to_record()
+        reply.content = pack_replies([noise])
     _, record = strategy.aggregate_train(1, replies)
     # A mean square of 3·2400 values: its error is √(2/2400) of each block; 0.31 with 9/5 instead.
     assert abs(float((record or {})["signal_to_noise"])) < 0.22

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes
+from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes, check_view
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.dp_sinkhorn import (
     DPSinkhornAnswer,
@@ -37,13 +37,13 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         Under a policy no generator is imported or built that the policy does not allow.
     """
 
-    name = "parameter_gradient"
+    name = ParameterRequest.name
     limits: ClassVar = {"maximum_images": None, "maximum_parameters": 10_000_000}
 
     def __init__(self, requests: Sequence[ParameterRequest]) -> None:
         [self.request] = requests
-        self.values = self.request.weights.numel()
-        super().__init__([self.request.gradient], len(self.request.latents), self.values)
+        super().__init__([self.request.gradient])
+        self.size = self.values = self.request.weights.numel()
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
@@ -51,17 +51,19 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         return cls([ParameterRequest.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuses too many weights, generators that the owner does not allow, and libraries."""
+        """Refuses many images or weights, libraries, and generators that are not allowed."""
         super().check_policy(policy)
+        policy.check_limit("maximum_images", len(self.request.latents), "images")
         self.request.gradient.objective.refuse_library()
         policy.check_limit("maximum_parameters", self.request.weights.numel(), "weights")
         policy.check_generator(self.request.architecture.get("name"))
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuses a class list that is not the data's, and generators that do not fit, as well."""
+        """Refuses a view, a class list and a generator that do not fit the data as well."""
         super().check_data(data)
-        if self.request.gradient.objective.classes != 1:
-            check_classes(self.request.gradient.objective.classes, data)
+        inner = self.request.gradient
+        check_view(inner.view, inner.rows.shape[1], data)
+        check_classes(inner.objective.classes, data)
         self.request.check()
 
     def compute(self, task: Task) -> list[Tensor]:

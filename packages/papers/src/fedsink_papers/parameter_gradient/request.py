@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class ParameterRequest(Packable):
         extra_gradient: data-independent gradient at the other rows, (R − n, D); (0, 0) for none.
     """
 
+    name: ClassVar[str] = "parameter_gradient"
     kind = "parameter request"
 
     gradient: GradientRequest

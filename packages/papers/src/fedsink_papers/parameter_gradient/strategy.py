@@ -21,10 +21,9 @@ from fedsink.models import Generator, parameter_count
 from fedsink.models.weights import flat_weights
 from fedsink.privacy import LOCAL_NOISE, BatchClip
 from fedsink.privacy.clips import UNREACHED
-from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.protocol.exchange import Broadcast, Content
 from fedsink.strategies.central_statement import SampleOfRecords
-from fedsink.strategies.central_strategy import finite, signal_to_noise
+from fedsink.strategies.central_strategy import signal_to_noise
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows
 from fedsink.strategies.dp_sinkhorn.self_term import History, self_term
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
@@ -36,7 +35,7 @@ from fedsink_papers.parameter_gradient.request import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParameterGradientSettings(DPSinkhornSettings):
     """A DP-Sinkhorn run whose clip bound Δ and noise are in units of the weights' gradient.
 
@@ -44,7 +43,7 @@ class ParameterGradientSettings(DPSinkhornSettings):
         weights: P, of the generator; only shared noise has to know it.
     """
 
-    name: ClassVar[str] = "parameter_gradient"
+    name: ClassVar[str] = ParameterRequest.name
     sample: ClassVar[SampleOfRecords] = SampleOfRecords(
         "Poisson-subsampled Gaussian on clipped gradients of the generator's weights"
     )
@@ -63,9 +62,9 @@ class ParameterGradientSettings(DPSinkhornSettings):
         return super().from_config(config, run, weights=weights, **more)
 
     @property
-    def use_size(self) -> int:
-        """P, number of the generator's weights."""
-        return self.weights
+    def reply_shape(self) -> tuple[int, ...]:
+        """(P,), number of the generator's weights."""
+        return (self.weights,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +105,7 @@ class ParameterGradient(DPSinkhorn):
     """
 
     Settings = ParameterGradientSettings
-    message_type: ClassVar[str] = "train.parameter_gradient"
+    message_type: ClassVar[str] = f"train.{ParameterRequest.name}"
 
     def __init__(
         self, settings: ParameterGradientSettings, generator: Generator, key: bytes
@@ -122,16 +121,11 @@ class ParameterGradient(DPSinkhorn):
 
     def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
         ((rows,), (label,)) = self._rounds, labels
-        client = next(iter(members))
-        noise, cohort = self.settings.noise_of(client), self.settings.cohort(client)
-        request = self._parameter_request(rows, label, *noise)
+        request = self._parameter_request(rows, label, next(iter(members)))
         content = Content(lambda: [request], request.to_record)
-        shape = (1, len(request.weights))
-        return Broadcast(content, members, shape, *noise, cohort, rows.round)
+        return self.broadcast(content, members, (1, len(request.weights)), rows.round)
 
-    def _parameter_request(
-        self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None
-    ) -> ParameterRequest:
+    def _parameter_request(self, rows: RoundRows, label: Label, client: int) -> ParameterRequest:
         """Returns the request to a client, which pulls its gradient back through the generator."""
         generator, n = self.trainer.generator, self.layout.group_rows
         labels = self.layout.row_labels(rows.kinds).flatten()
@@ -146,7 +140,7 @@ class ParameterGradient(DPSinkhorn):
             zeros = gradients.new_zeros(len(others), self.view.dimension)
             gradients = torch.cat([gradients, zeros])
         return ParameterRequest(
-            self._request(rows, label, share, fixed_point),
+            self._request(rows, label, client),
             self._architecture,
             flat_weights(generator).detach().cpu(),
             z.cpu()[torch.cat([seen, rest])],
@@ -204,12 +198,6 @@ class ParameterGradient(DPSinkhorn):
         )
         return -total / past.shape[1]
 
-    def _checked(
-        self, client: int, record: RecordDict, task: str, expected: tuple[int, ...]
-    ) -> Tensor:
-        """Returns a client's gradient, (1, P), if it is finite and of the weights."""
-        try:
-            gradient = ParameterReply.from_record(record).gradient
-        except ValueError as error:
-            raise ClientError(f"While {task}, client {client} answered: {error}") from error
-        return finite(gradient, expected[1:], task, client).unsqueeze(0)
+    def unpacked(self, record: RecordDict) -> Tensor:
+        """Returns the gradient of the weights, (1, P)."""
+        return ParameterReply.from_record(record).gradient.unsqueeze(0)

@@ -1,0 +1,9 @@
+from fedsink.clients.answer import Answer as Answer
+from fedsink.clients.answer import BatchedAnswer as BatchedAnswer
+from fedsink.clients.answer import Neighbours as Neighbours
+from fedsink.clients.answer import Task as Task
+from fedsink.clients.answer import check_classes as check_classes
+from fedsink.clients.answer import check_view as check_view
+from fedsink.clients.central import CentralAnswer as CentralAnswer
+from fedsink.clients.policy import Policy as Policy
+from fedsink.clients.shard import Shard as Shard
