@@ -31,7 +31,7 @@ strata of `LabelStrata`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -100,6 +100,10 @@ class LocalLoss(Loss):
     by_critic: ClassVar[bool] = False
     critic_steps: int = 0
 
+    def __init_subclass__(cls) -> None:
+        if cls.value is LocalLoss.value and cls.__call__ is LocalLoss.__call__:
+            raise TypeError(f"{cls.__name__} computes no loss: give it a method `value`.")
+
     def __init__(self, settings: PrivatizeOnceSettings) -> None:
         self.settings = settings
 
@@ -132,15 +136,24 @@ class LocalLoss(Loss):
     def train(self, points: Tensor, targets: Tensor, stream: Stream) -> None:
         """Takes one of its own steps on a batch as `__call__` takes it."""
 
-    @abstractmethod
-    def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
-        """Returns value and gradient at the points, the mean over S strata.
+    def value(self, x: Tensor, y: Tensor, stream: Stream) -> Tensor:
+        """Returns the loss, the mean over S strata, for autograd to differentiate at x.
+
+        A loss overrides this, or `__call__` where it knows its gradient.
 
         Args:
-            points: X, (S, n, D).
-            targets: privatized records, as `targets` returned them, (S, n, D).
+            x: generated points, (S, n, D).
+            y: privatized records, as `targets` returned them, (S, n, D).
             stream: public randomness.
         """
+        raise NotImplementedError
+
+    def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
+        """Returns value and gradient at the points; the arguments are those of `value`."""
+        x = points.detach().requires_grad_()
+        value = self.value(x, targets.to(x.device), stream)
+        (gradient,) = torch.autograd.grad(value, x)
+        return LossGradient(float(value.detach()), gradient, 0)
 
 
 class Matched(LocalLoss):

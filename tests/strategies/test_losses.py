@@ -73,6 +73,25 @@ def test_the_debiased_loss_is_least_where_the_points_are_the_targets(make_local)
     assert float(matched.gradient.abs().max()) > 1e-2
 
 
+class Quadratic(LocalLoss):
+    def value(self, x: torch.Tensor, y: torch.Tensor, stream: Stream) -> torch.Tensor:
+        return (x - y).square().sum() / len(x)
+
+
+def test_a_value_is_differentiated_at_the_points(make_local):
+    points, targets = batch()
+    points.requires_grad_()  # a generator's graph, which a loss must not touch
+    found = Quadratic(make_local(plan=GAUSSIAN).settings)(points, targets, STREAM)
+    assert torch.allclose(found.gradient, points.detach() - targets)
+    assert found.value == pytest.approx(float((points - targets).detach().square().sum() / 2))
+    assert points.grad is None
+
+
+def test_a_loss_that_computes_nothing_is_refused_where_it_is_written():
+    with pytest.raises(TypeError, match="Idle computes no loss: give it a method `value`"):
+        type("Idle", (LocalLoss,), {})
+
+
 @pytest.mark.parametrize("name", LOSSES.own)
 def test_only_the_matched_loss_is_reported_as_theorem_1(make_local, name):
     settings = make_local(plan=replace(GAUSSIAN, classes=1), loss=name).settings
