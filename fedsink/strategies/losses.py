@@ -196,7 +196,7 @@ LOSSES: Registry[type[LocalLoss]] = Registry(
 
 def loss_named(name: object) -> type[LocalLoss]:
     """Returns the loss that `strategy.loss` names; raises ConfigError where there is none."""
-    return find_loss(LOSSES, "strategy.loss", name, LocalLoss)  # type: ignore[type-abstract]
+    return find_loss(LOSSES, "strategy.loss", name, LocalLoss)
 
 
 class LabelStrata:
