@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo node-wheel test test-medium test-slow test-guards test-others test-all test-gpu mutants coverage bench results tutorials lint types contracts packages claims docs release check clean
+.PHONY: help install install-dev simulate deploy-demo core-wheel test test-medium test-slow test-guards test-others test-all test-gpu mutants coverage bench results tutorials lint types contracts packages claims docs release check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,8 +50,8 @@ simulate: install ## run the main job: DP-Sinkhorn on the embedded digits, ε = 
 deploy-demo: install ## a SuperLink and hospitals on this machine, TLS and all; ARGS=--masked: secure aggregation
 	$(BIN)/python deploy/demo.py $(ARGS)
 
-node-wheel: install-dev ## the wheel of fedsink-node, what a node installs, into dist/
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist deploy/node
+core-wheel: install-dev ## the wheel of fedsink-core, what a node installs, into dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist packages/core
 
 # Two processes, each with fixtures of its own; who has done its tests takes some of the other's.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal

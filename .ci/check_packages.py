@@ -41,11 +41,11 @@ def main() -> int:
 
 
 def build(target: Path) -> Path:
-    """Builds the wheel, the sdist and the wheels of a node and of papers. Returns their folder."""
+    """Builds the wheel, the sdist and the wheels of core and of papers. Returns their folder."""
     _build(ROOT, target, "--wheel")
     _build(ROOT, target, "--sdist")
     _build(ROOT / "packages" / "papers", target, "--wheel")
-    return _build(ROOT / "deploy" / "node", target, "--wheel")
+    return _build(ROOT / "packages" / "core", target, "--wheel")
 
 
 def check(dist: Path, work: Path) -> None:
@@ -65,12 +65,12 @@ def check(dist: Path, work: Path) -> None:
     yaml = sum(name.endswith(".yaml") for name in sources)
     print(f"wheel: fedsink/ alone, {len(sources)} files, {yaml} of them configuration, py.typed")
 
-    node = _wheel_content(_one(dist, "fedsink_node-*.whl"))
-    _compare("the node's wheel", sources, {n: d for n, d in node.items() if n in sources})
-    foreign = [n for n in node if n not in sources and not n.startswith("fedsink_node-")]
+    core = _wheel_content(_one(dist, "fedsink_core-*.whl"))
+    _compare("the wheel of fedsink-core", sources, {n: d for n, d in core.items() if n in sources})
+    foreign = [n for n in core if n not in sources and not n.startswith("fedsink_core-")]
     if foreign:
-        raise CheckError(f"the node's wheel holds {foreign[0]} besides fedsink.")
-    print("the node's wheel: the same fedsink/ with its own requirements")
+        raise CheckError(f"the wheel of fedsink-core holds {foreign[0]} besides fedsink.")
+    print("the wheel of fedsink-core: the same fedsink/ with its own requirements")
 
     papers = _one(dist, "fedsink_papers-*.whl")
     wanted = _sources(ROOT / "packages/papers/src", "fedsink_papers")

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 
 _PROJECTS = {
     "fedsink": "pyproject.toml",
-    "fedsink-node": "deploy/node/pyproject.toml",
+    "fedsink-core": "packages/core/pyproject.toml",
     "fedsink-papers": "packages/papers/pyproject.toml",
 }
 
@@ -118,8 +118,10 @@ def _bill(installed: dict[str, Any], name: str, version: str, project: Path) -> 
     CycloneDX' own graph follows optional requirements as well; here extras count where something
     asks for them.
     """
-    stated = tomllib.loads(project.read_text())["project"]["dependencies"]
-    needs = _needs([Requirement(text) for text in stated])
+    stated = tomllib.loads(project.read_text())["project"]
+    # A node's owner reads the bill of fedsink-core: with the extra `node`.
+    of_node = stated.get("optional-dependencies", {}).get("node", [])
+    needs = _needs([Requirement(text) for text in [*stated["dependencies"], *of_node]])
     references = {_normal(each["name"]): each["bom-ref"] for each in installed["components"]}
     root = f"{name}=={version}"
     return {

@@ -61,14 +61,14 @@ def megabytes(process: int) -> float:
 def strategy_for(clients: int) -> DPSinkhorn:
     plan = PrivacyPlan(0.05, 1.0, 1000, RecordClip(1.0), ClassSchedule(CLASSES), 1e-5)
     settings = DPSinkhornSettings(
-        plan,
-        Objective(lam=2.0, classes=CLASSES),
-        SelfTermSettings("history", 2),
-        {"name": "pixel", "shape": [SIZE]},
-        10,
-        OptimizerSettings(0.01),
-        clients,
-        RECORDS / clients,
+        plan=plan,
+        objective=Objective(lam=2.0, classes=CLASSES),
+        self_term=SelfTermSettings("history", 2),
+        view={"name": "pixel", "shape": [SIZE]},
+        rows=10,
+        optimizer=OptimizerSettings(0.01),
+        clients=clients,
+        nominal_records=RECORDS / clients,
     )
     random = torch.Generator().manual_seed(3)
     return DPSinkhorn(settings, build("mlp", (SIZE,), CLASSES, generator=random), b"server")

@@ -19,6 +19,8 @@ The first use of a name imports it; `import fedsink` itself is light (types: `__
 
 from __future__ import annotations
 
+import os
+
 __version__ = "0.1.0"
 
 _PLACES = {
@@ -35,6 +37,25 @@ _PLACES = {
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 
 __all__ = ["__version__", *sorted(_PLACE_OF)]
+
+
+def _refuse_two_versions() -> None:
+    """Refuses fedsink and fedsink-core of two versions in one folder: their files have one name."""
+    try:
+        beside = os.listdir(os.path.dirname(os.path.dirname(__file__)))
+    except OSError:  # in an archive
+        return
+    parts = [name[:-10].split("-") for name in beside if name.endswith(".dist-info")]
+    found = {name: version for name, *version in parts if name in ("fedsink", "fedsink_core")}
+    if len(found) == 2 and found["fedsink"] != found["fedsink_core"]:
+        whole, core = found["fedsink"][0], found["fedsink_core"][0]
+        raise ImportError(
+            f"fedsink {whole} and fedsink-core {core} are installed over one another here: "
+            "uninstall both, and install one of them."
+        )
+
+
+_refuse_two_versions()
 
 
 def __getattr__(name: str) -> object:

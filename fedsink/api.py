@@ -14,7 +14,6 @@ from fedsink.environment import undisturbed
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.server.folder import RecordedRun, promise
-from fedsink.server.loop import InterruptedRunError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -310,6 +309,8 @@ class Run:
 @contextmanager
 def _stoppable(folder: Path) -> Iterator[None]:
     """Makes a KeyboardInterrupt of a stopped run."""
+    from fedsink.server.loop import InterruptedRunError
+
     try:
         yield
     except InterruptedRunError as error:

@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, TextIO
 
-from fedsink.commands import ACTIONS, ALONE, AT_A_NODE, COMMANDS
-from fedsink.environment import quieten_flower
+from fedsink.commands import ACTIONS, ALONE, COMMANDS, NEEDS
+from fedsink.environment import missing_package, quieten_flower
 
 
 def usage() -> str:
     """Returns the text of `fedsink --help`."""
-    whole = find_spec("hydra") is not None
-    marks = {name: " " if whole or name in AT_A_NODE else "*" for name in COMMANDS}
+    absent = {package for package in set(NEEDS.values()) if find_spec(package) is None}
+    marks = {name: "*" if NEEDS.get(name) in absent else " " for name in COMMANDS}
     lines = [f" {marks[name]}{name:<10}{what}" for name, what in COMMANDS.items()]
-    end = ["Start with:  fedsink node --help"]
-    if whole:
-        end = ["Start with:  fedsink simulate mode=central"]
+    start = next(name for name in ("simulate", "node", "account") if marks[name] == " ")
+    end = [f"Start with:  fedsink {start} {'mode=central' if start == 'simulate' else '--help'}"]
+    if start == "simulate":
         end += ['Completion:  eval "$(fedsink --shell-completion install=bash)"']
-    else:
-        lines += ["", " *needs the whole of fedsink; fedsink-node is installed here"]
+    if absent:
+        lines += ["", " *needs more than fedsink-core, which is installed here, and says what"]
     return "\n".join(
         [
             "fedsink: image generators learnt from data that stays with its owners.",
@@ -174,13 +174,8 @@ def _guarded(command: str, run: Callable[[], int], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
-        if package := _absent(error):
-            print(
-                f"fedsink: fedsink {command} needs the Python package {package}, which is not "
-                f"installed here. fedsink-node brings what {', '.join(AT_A_NODE)} need: install "
-                "fedsink itself in an environment of its own (docs/install.md).",
-                file=sys.stderr,
-            )
+        if sentence := missing_package(error, f"fedsink {command}"):
+            print(f"fedsink: {sentence}", file=sys.stderr)
             return 2
         print(
             f"fedsink: {type(error).__name__}: {str(error) or 'no message'} "
@@ -188,12 +183,6 @@ def _guarded(command: str, run: Callable[[], int], debug: bool) -> int:
             file=sys.stderr,
         )
         return 1
-
-
-def _absent(error: Exception) -> str:
-    """Names the package whose import failed because it is not installed; "" for other errors."""
-    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return package if package and find_spec(package) is None else ""
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, MissingPackageError
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,25 @@ def quieten_flower() -> None:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
+
+
+_NAMES = {"hydra": "hydra-core", "omegaconf": "hydra-core", "sklearn": "scikit-learn"}
+_OF_WHOLE = (*_NAMES, "ray", "matplotlib", "torchvision", "geomloss", "pykeops")
+_OF_NODE = ("flwr", "httpx", "rich")
+
+
+def missing_package(error: Exception, what: str) -> str:
+    """Returns the sentence that `what` needs a package that is not installed; "" where it is."""
+    module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if not module or find_spec(module) is not None:
+        return ""
+    remedy = "install it"
+    if module in _OF_WHOLE:
+        remedy = "fedsink brings it, fedsink-core does not (docs/install.md)"
+    elif module in _OF_NODE:
+        remedy = "fedsink brings it, and so does fedsink-core[node] (docs/install.md)"
+    package = _NAMES.get(module, module)
+    return f"{what} needs the Python package {package}, which is not installed here: {remedy}."
 
 
 _OPEN = threading.Lock()
@@ -47,6 +67,9 @@ def undisturbed() -> Iterator[None]:
     the caller has set. In the end signal handlers, hooks, `sys.path`, the environment, loggers,
     warning filters, PyTorch's threads and default type, and Python's random numbers are the
     caller's. An instance of Ray that was started inside is shut down; the caller's own stays.
+
+    Raises:
+        MissingPackageError: what runs inside needs a package that is not installed.
     """
     global _calls
     import numpy as np
@@ -68,6 +91,10 @@ def undisturbed() -> Iterator[None]:
                 if torch.is_autocast_enabled(device):
                     of_thread.enter_context(torch.autocast(device, enabled=False))
             yield
+    except ModuleNotFoundError as error:
+        if sentence := missing_package(error, "this"):
+            raise MissingPackageError(sentence, name=error.name) from error
+        raise
     finally:
         with _OPEN:
             _calls -= 1

@@ -35,6 +35,10 @@ class BackendError(FedsinkError):
     """The chosen library for transport problems is missing, or cannot compile."""
 
 
+class MissingPackageError(FedsinkError, ImportError):
+    """A Python package that the call needs is not installed: fedsink has it, fedsink-core less."""
+
+
 class CheckpointError(FedsinkError):
     """A run folder cannot be resumed: a file is missing, corrupt, or belongs to another run."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import import_module, metadata
@@ -33,6 +34,19 @@ def test_it_lists_no_internals():
     stub = Path(fedsink.__file__).with_suffix(".pyi").read_text()
     assert names == sorted(re.findall(r"import \w+ as (\w+)", stub))
     assert len(names) <= 26
+
+
+@pytest.mark.parametrize(("core", "refused"), [("1.2", False), ("1.3", True), (None, False)])
+def test_two_versions_over_one_another_are_refused(tmp_path, core, refused):
+    """A copy of this file in a folder that looks like site-packages after two installs."""
+    (tmp_path / "fedsink").mkdir()
+    shutil.copy(str(fedsink.__file__), tmp_path / "fedsink")
+    for name in ("fedsink-1.2", "fedsink_papers-1.1", *([f"fedsink_core-{core}"] if core else [])):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import fedsink"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    told = "ImportError: fedsink 1.2 and fedsink-core 1.3 are installed over one another here: "
+    assert (told in done.stderr) == refused == bool(done.returncode)
 
 
 def test_every_name_is_there_and_others_are_not():

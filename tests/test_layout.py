@@ -104,8 +104,8 @@ def required_by_name(text: str) -> list[str]:
 def test_no_file_installs_fedsink_by_name_from_an_index() -> None:
     """Nobody of us owns the name there: whoever registers it runs code on a reader's machine."""
     assert installed_by_name("pip install fedsink") == ["fedsink"]
-    assert installed_by_name("`pip -q install torch 'fedsink-node[secure]>=0.1'`") != []
-    assert installed_by_name('pip install "./deploy/node[secure]" dist/fedsink-1-py3.whl .') == []
+    assert installed_by_name("`pip -q install torch 'fedsink-core[node]>=0.1'`") != []
+    assert installed_by_name('pip install "./packages/core[node]" dist/fedsink-1-py3.whl .') == []
     assert required_by_name('[project]\nname = "x"\ndependencies = ["fedsink >= 0.1"]') != []
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:

@@ -42,7 +42,7 @@ def test_one_version_stands_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     deployment = tomllib.loads((ROOT / "deploy" / "pyproject.toml").read_text())["project"]
     assert citation["version"] == deployment["version"] == fedsink.__version__
-    for path in (ROOT / "pyproject.toml", ROOT / "deploy" / "node" / "pyproject.toml"):
+    for path in (ROOT / "pyproject.toml", ROOT / "packages" / "core" / "pyproject.toml"):
         assert tomllib.loads(path.read_text())["project"]["dynamic"] == ["version"]
 
 
@@ -111,9 +111,9 @@ def test_a_release_has_wheels_sdist_bills_and_checksums(checkout: Checkout) -> N
     dist = checkout.dist
     files = {
         f"fedsink-{version}-py3-none-any.whl", f"fedsink-{version}.tar.gz",
-        f"fedsink_node-{version}-py3-none-any.whl",
+        f"fedsink_core-{version}-py3-none-any.whl",
         f"fedsink_papers-{version}-py3-none-any.whl",
-        f"fedsink-{version}.cdx.json", f"fedsink-node-{version}.cdx.json",
+        f"fedsink-{version}.cdx.json", f"fedsink-core-{version}.cdx.json",
         f"fedsink-papers-{version}.cdx.json",
     }  # fmt: skip
     assert {path.name for path in dist.iterdir()} == files | {"SHA256SUMS"}
@@ -129,18 +129,18 @@ def test_a_release_has_wheels_sdist_bills_and_checksums(checkout: Checkout) -> N
     with zipfile.ZipFile(dist / f"fedsink-{version}-py3-none-any.whl") as wheel:
         assert {info.date_time[0] for info in wheel.infolist()} == {int(moment.stdout)}
 
-    central, node = (
+    whole, core = (
         json.loads((dist / f"{name}-{version}.cdx.json").read_text())
-        for name in ("fedsink", "fedsink-node")
+        for name in ("fedsink", "fedsink-core")
     )
-    for bill in (central, node):
+    for bill in (whole, core):
         assert bill["bomFormat"] == "CycloneDX"
         assert bill["metadata"]["component"]["version"] == version
         references = {each["bom-ref"] for each in bill["components"]}
         assert all(set(each["dependsOn"]) <= references for each in bill["dependencies"])
-    names = [{each["name"].lower() for each in bill["components"]} for bill in (central, node)]
+    names = [{each["name"].lower() for each in bill["components"]} for bill in (whole, core)]
     assert {"torch", "ray", "hydra-core", "cryptography"} <= names[0]
-    assert {"torch", "cryptography"} <= names[1]
+    assert {"torch", "cryptography", "flwr", "httpx"} <= names[1]
     assert not names[1] & {"ray", "hydra-core", "scikit-learn", "matplotlib"}
     assert not names[0] & {"pytest", "ruff", "mkdocs"}
     assert "is not empty" in checkout.release().stderr

@@ -275,9 +275,7 @@ def check_classes(classes: int, data: DataSpec) -> None:
 
 
 def check_view(view: Mapping[str, Any], columns: int, data: DataSpec) -> None:
-    """Refuses a view of other records than the data's, and points of other coordinates than its.
-
-    Raises ValueError.
+    """Refuses a view of other records than the data's, or points not in it; raises ValueError.
 
     Guarantees:
         A view that is not of the node's data is refused before it is built, which takes time and

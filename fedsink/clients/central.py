@@ -41,16 +41,11 @@ class CentralAnswer(Answer):
           total that is noised as the plan says.
 
     Args:
-        uses: of the message, in increasing rounds.
-
-    Attributes:
-        Request: of one use; its name is the answer's.
-        size: number of values that are released for one use.
-        values: numbers in a reply.
+        uses: the requests of the message, in increasing rounds.
     """
 
     Request: ClassVar[type[CentralRequest]]
-    values: int
+    values: int  # in a reply; `size` of them for one use
 
     def __init__(self, uses: Sequence[Any]) -> None:
         if not uses:

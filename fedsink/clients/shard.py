@@ -79,11 +79,12 @@ class Shard:
 
     def part(self, chosen: Tensor) -> Shard:
         """Returns the chosen records, by their indices."""
-        of = [
-            None if values is None else values[chosen.to(values.device)]
-            for values in (self.images, self.labels, self.users, self.slots)
-        ]
-        return Shard(*of)
+        images, labels = (values[chosen.to(values.device)] for values in (self.images, self.labels))
+        users, slots = (
+            None if numbers is None else numbers[chosen.to(numbers.device)]
+            for numbers in (self.users, self.slots)
+        )
+        return Shard(images, labels, users, slots)
 
     def fingerprint(self, owner: str = "") -> bytes:
         """SHA-256 over shapes, types and every byte of images, labels, users and slots, in order.

@@ -20,8 +20,12 @@ COMMANDS = {
     "audit": "lower bounds on ε from canaries and repeated runs, next to the claim",
 }
 
-AT_A_NODE = ("node", "ledger", "account", "audit")
-"""The commands of which `fedsink-node`, the distribution for a node, brings every requirement."""
+NEEDS = {
+    **dict.fromkeys(("simulate", "suggest", "deploy"), "hydra"),
+    **dict.fromkeys(("report", "compare"), "matplotlib"),
+    **dict.fromkeys(("node", "fetch", "evaluate", "verify", "audit"), "flwr"),
+}
+"""What the commands need beyond the requirements of fedsink-core, whose extra `node` has flwr."""
 
 ALONE = ("simulate", "deploy", "sample", "evaluate", "report", "compare", "operator")
 """The commands that without arguments run, or say what is missing; the others print their help."""

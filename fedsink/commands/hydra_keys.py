@@ -19,9 +19,10 @@ from omegaconf.errors import (
 )
 
 from fedsink.commands.command_keys import not_a_pair
-from fedsink.conf.loading import choices, composed, file_of, groups, quoted_text
+from fedsink.conf.loading import choices, composed, file_of, groups
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.registry import did_you_mean, gone
+from fedsink.reporting.typed import quoted_text
 
 _PLUGINS = {
     "sweeper": ("ax", "nevergrad", "optuna"),

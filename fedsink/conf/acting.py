@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.conf.loading import composed, file_of, opened
-from fedsink.conf.typed import typed_words
 from fedsink.errors import ConfigError
 from fedsink.registry import GONE
+from fedsink.reporting.typed import typed_words
 from fedsink.values import Config, leaves
 
 _REFERRED_TO = ("recipe", "scales")

@@ -120,17 +120,6 @@ def as_overrides(values: Mapping[str, Any], groups: Collection[str]) -> list[str
     return list(overrides.values())
 
 
-def quoted_text(text: str) -> str:
-    """Quotes a text in Hydra's grammar, so that an interpolation in it is read as text.
-
-    >>> print(quoted_text("l'été"), quoted_text('"a"'))
-    "l'été" '"a"'
-    """
-    quote = Quote.single if '"' in text else Quote.double
-    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
-    return QuotedString(escaped, quote).with_quotes()
-
-
 def _flat(values: Mapping[str, Any], groups: Collection[str]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if key in groups and isinstance(value, Mapping):

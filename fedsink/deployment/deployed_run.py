@@ -21,7 +21,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsink.conf.acting import compose_config
-from fedsink.conf.typed import typed_words
 from fedsink.configuration import Configuration
 from fedsink.deployment.node_grid import NodeGrid, Patience
 from fedsink.deployment.results import FAILED, failure_of, frames, public_files
@@ -37,6 +36,7 @@ from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.privacy.noise_share import SECURE_AGGREGATION
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
+from fedsink.reporting.typed import typed_words
 from fedsink.secagg.parameters import LEAST_COHORT
 from fedsink.server.folder import RunFolder, refuse_references, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server

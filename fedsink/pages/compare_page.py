@@ -13,12 +13,12 @@ from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any, TypeVar
 
-from fedsink.conf.typed import shown
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.files import write_atomic
 from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.page import MISSING, PageTable, Picture, number, pictures, render
 from fedsink.reporting.displays import duration, format_table
+from fedsink.reporting.typed import shown
 from fedsink.server.folder import RecordedRun
 from fedsink.values import PLACES, Config, leaves
 

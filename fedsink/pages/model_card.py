@@ -10,13 +10,13 @@ from typing import Any
 from markupsafe import Markup
 
 from fedsink import __version__
-from fedsink.conf.typed import typed_command
 from fedsink.files import new_folder
 from fedsink.models import Observation
 from fedsink.pages.evaluation_tables import accuracies
 from fedsink.pages.page import environment, number
 from fedsink.reporting.displays import printable
 from fedsink.reporting.output_files import RELEASED
+from fedsink.reporting.typed import typed_command
 from fedsink.server.folder import RecordedRun, RunFolder, cautions, check_sums, note_sums
 from fedsink.values import Config, checks
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedsink.conf.typed import shown_settings, typed_command
 from fedsink.data.spec import ARRAYS, DataSpec
 from fedsink.deployment.results import is_public
+from fedsink.environment import missing_package
 from fedsink.files import write_atomic
 from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.evaluation_tables import (
@@ -30,6 +30,7 @@ from fedsink.pages.page import (
 )
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.displays import ForgivingStream, duration
+from fedsink.reporting.typed import shown_settings, typed_command
 from fedsink.server.folder import SUMS, RecordedRun, cautions, command_for, note_sums
 from fedsink.server.loop import LoopSettings
 from fedsink.strategies.methods import STRATEGIES
@@ -111,9 +112,11 @@ def _try(path: Path, wanted: Callable[[], bool]) -> None:
             write_report(path)
     except Exception as error:
         log.debug("The report could not be written.", exc_info=True)
+        why = missing_package(error, FILE_NAME) or (
+            f"{FILE_NAME} could not be written ({type(error).__name__}: {error})."
+        )
         ForgivingStream(sys.stderr).write(
-            f"fedsink: {FILE_NAME} could not be written ({type(error).__name__}: {error}); the run "
-            f"is complete: {command_for('report', 'run', path)}\n"
+            f"fedsink: {why} The run is complete: {command_for('report', 'run', path)}\n"
         )
 
 

@@ -249,11 +249,7 @@ class CentralRequest(Packable, ABC):
 
 
 def pack_replies(released: Sequence[Tensor]) -> RecordDict:
-    """Returns the reply of the central mode: what each use releases, and nothing else.
-
-    Args:
-        released: float32, or int64 where the noise is shared; of one shape, in the message's order.
-    """
+    """Returns the reply of the central mode: what each use releases, of one shape, and no more."""
     return pack({}, {_RELEASED: torch.stack([*released])})
 
 

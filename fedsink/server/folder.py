@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import math
 import os
 import re
@@ -17,9 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+import yaml
+from yaml import AliasToken, MappingNode, SafeDumper, SafeLoader, ScalarNode, YAMLError
 
 from fedsink import __version__
 from fedsink.environment import typed_name
@@ -151,17 +152,9 @@ def command_for(command: str, key: str, path: Path) -> str:
 
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Writes config.yaml: from then on the folder is one that can be resumed.
-
-    Of a run on arrays it is written as JSON, which is YAML and needs no library.
-    """
+    """Writes config.yaml: from then on the folder is one that can be resumed."""
     stated = {"format": FORMAT, "fedsink": __version__, **config}
-    if "arrays" in (config.get("run") or {}):
-        text = json.dumps(stated, indent=2) + "\n"
-    else:
-        from omegaconf import OmegaConf
-
-        text = OmegaConf.to_yaml(OmegaConf.create(stated))
+    text = yaml.dump(stated, Dumper=_Writer, allow_unicode=True, sort_keys=False)
     write_atomic(folder.config, text.encode())
 
 
@@ -173,9 +166,11 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
     """
     try:
         text = folder.config.read_text("utf-8")
-        config: Any = read_json(text) if text.startswith("{\n") else _read_yaml(text)
+        if any(isinstance(token, AliasToken) for token in yaml.scan(text)):
+            raise ValueError("it refers to a part of itself")
+        config: Any = yaml.load(text, Loader=_Reader)
         refuse_references(config)
-    except (OSError, ValueError, RecursionError) as error:
+    except (YAMLError, OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
     if not isinstance(config, dict):
@@ -193,18 +188,41 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
     return config
 
 
-def _read_yaml(text: str) -> Any:
-    """Returns the table of a YAML text, or a ValueError."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import AliasToken, YAMLError, scan
+class _Writer(SafeDumper):
+    """Writes as Hydra does: text that YAML could take for a number or a truth value is quoted."""
 
-    try:
-        if any(isinstance(token, AliasToken) for token in scan(text)):
-            raise ValueError("it refers to a part of itself")
-        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(str(error)) from error
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def text(self, data: str) -> ScalarNode:
+        try:
+            float(data)
+        except ValueError:
+            return self.represent_scalar(_TEXT, data, "'" if data in [*"yYnN"] else None)
+        return self.represent_scalar(_TEXT, data, "'")
+
+
+class _Reader(SafeLoader):
+    """Reads as Hydra does: 1e-5 is a number, a date is text, and no key stands twice."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
+        for first, forms in SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        stated: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in stated:
+                raise ValueError(f"it states the key {str(key.value)[:40]!r} twice")
+            stated.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+_TEXT = "tag:yaml.org,2002:str"
+_EXPONENT = re.compile(r"[-+]?\d[\d_]*\.?\d*[eE][-+]?\d+$")
+_Writer.add_representer(str, _Writer.text)
+_Reader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456789"])
 
 
 def refuse_references(value: object) -> None:

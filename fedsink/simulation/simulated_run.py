@@ -20,6 +20,7 @@ from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes
 from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError, DataError, FedsinkError
+from fedsink.pages.report_page import report_at_end
 from fedsink.privacy.adjacency import USER
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.server.folder import RunFolder, cautions, store_config, stored_config
@@ -132,7 +133,7 @@ def resume(
             ) from error
         if folder.finished:
             identity.delete_key()  # a kill may have come after the last file, before the key went
-            _report(folder.path)
+            report_at_end(folder.path)
             return folder.path
         return _run(assemble(config, identity), folder, debug)
 
@@ -199,21 +200,8 @@ def _run(experiment: Experiment, folder: RunFolder, debug: bool) -> Path:
             torch.cuda.empty_cache()
     # Nothing is released under the key from here on. Without it nobody can undo the noise.
     experiment.identity.delete_key()
-    if server.loop.html:
-        _report(folder.path)
+    report_at_end(folder.path)
     return folder.path
-
-
-def _report(path: Path) -> None:
-    """Writes report.html, unless the run leaves it out or what draws it is not installed."""
-    try:
-        from fedsink.pages.report_page import report_at_end
-    except ModuleNotFoundError as error:
-        ForgivingStream(sys.stderr).write(
-            f"report.html needs the package {error.name}, and the run is complete without it.\n"
-        )
-    else:
-        report_at_end(path)
 
 
 def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> SimulationGrid:

@@ -131,15 +131,12 @@ class CentralSettings(StrategySettings):
     def read(cls, config: Configuration, run: str, **fields: Any) -> Self:
         """Returns the settings with these fields; the others are read from the configuration.
 
-        A field is the option of `strategy` of its name, or one of those that every method may have:
+        A field is the option of `strategy` of its name, or a public fact that any method may have:
         `view` (coordinates of the records, as `View.to_dict()`), `classes` (their number) and
-        `nominal_records` (N/K, public number of a client's records).
-
-        Raises:
-            FedsinkError: a value is unknown or out of range.
+        `nominal_records` (N/K of a client). A value out of range is a FedsinkError.
         """
         chosen, names = config.strategy, {field.name for field in dataclasses.fields(cls)}
-        public = {
+        public: dict[str, Any] = {
             "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
             "clients": config.clients,
             "accountant": config.accountant,
@@ -305,6 +302,7 @@ def central_plan(
         raise ConfigError(f"eps=inf adds no noise, so sigma={sigma} has no meaning: leave one out.")
 
     def plan(capacity: int | None) -> CentralPlan:
+        check_capacity(capacity, config.data.nominal_records)
         limit = None if capacity is None else records
         if eps == math.inf:
             return UnprotectedPlan(config.rate, rounds, clip.name, schedule, capacity, limit)
@@ -328,6 +326,15 @@ def central_plan(
         free = plan(None)  # with a capacity its rounds can only become fewer
         return plan(capacity_for(free.rate, records, free.uses, config.delta))
     return plan(checks.count("capacity", config.capacity, also="null, auto or "))
+
+
+def check_capacity(capacity: int | None, records: int) -> None:
+    """Refuses a capacity above the public number of all records; raises ConfigError."""
+    if capacity is not None and capacity > records:
+        raise ConfigError(
+            f"capacity={capacity} is more than all of the {records} nominal records: lower it. It "
+            "would hide nothing more, and cost time and memory."
+        )
 
 
 def signal_to_noise(energy: float, noise: float) -> dict[str, float]:

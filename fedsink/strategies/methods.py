@@ -17,9 +17,11 @@ from fedsink.strategies.gs_wgan import GSWGAN
 from fedsink.strategies.privatize_once import PrivatizeOnce
 from fedsink.strategies.round_strategy import RoundStrategy, StrategySettings
 
+_OWN: tuple[type[RoundStrategy], ...] = (DPSinkhorn, GSWGAN, PrivatizeOnce)
+
 STRATEGIES: Registry[type[RoundStrategy]] = Registry(
     "strategy.name",
-    {cls.Settings.name: cls for cls in (DPSinkhorn, GSWGAN, PrivatizeOnce)},
+    {cls.Settings.name: cls for cls in _OWN},
     group="fedsink.strategies",
 )
 

@@ -35,6 +35,7 @@ from fedsink.privacy import (
 from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.gs_wgan import Critics
+from fedsink.strategies.central_strategy import check_capacity
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.strategies.gs_wgan import GSWGANSettings
@@ -154,6 +155,7 @@ class CentralMethod(Method):
 
     def _common(self, rule: Table, data: DataSpec, clients: int, run: str) -> dict[str, Any]:
         by_rule = {"name": "dct", "radius": rule["radius"]} if "radius" in rule else rule["view"]
+        check_capacity(self.plan.capacity, data.nominal_records)
         return {
             "plan": self.plan,
             "view": {"shape": list(data.shape), **(by_rule if self.view is None else self.view)},

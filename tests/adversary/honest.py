@@ -102,15 +102,15 @@ class Honest:
         values = PrivacyPlan(1.0, 1.0, 50, clip, JointSchedule(), 1e-5).to_dict()
         described = Critics(CriticTraining(CRITICS, 1, 2, 2), CLASSES, hidden=4, scale=1.0)
         return CriticRequest(
-            round,
-            PrivacyPlan.from_dict(values | plan),
-            Critics.from_dict(described.to_dict() | (critics or {})),
-            {"name": "pixel", "shape": list(self.shape)},
-            x,
-            torch.arange(rows) % CLASSES,
-            fakes,
-            torch.arange(6) % CLASSES,
-            run,
+            round=round,
+            plan=PrivacyPlan.from_dict(values | plan),
+            critics=Critics.from_dict(described.to_dict() | (critics or {})),
+            view={"name": "pixel", "shape": list(self.shape)},
+            rows=x,
+            row_labels=torch.arange(rows) % CLASSES,
+            fakes=fakes,
+            fake_labels=torch.arange(6) % CLASSES,
+            run=run,
         )
 
     def upload(

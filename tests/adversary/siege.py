@@ -311,7 +311,7 @@ class Siege:
         whole = replace(request, chunk=0, chunk_size=1000)
         released = PrivatizeReply.from_record(node.ask(PRIVATIZE, whole.to_record()).content).values
         mechanism = request.plan.image_mechanism
-        wide = mechanism.scale > 15 * mechanism.sensitivity  # else the records would be in it
+        wide = mechanism.scale > 15 * mechanism.diameter  # else the records would be in it
         if place not in node.left and wide and request.plan.mechanism == "laplace":
             noise = released.double().flatten().numpy() / mechanism.scale
             self._noise["laplace"].append(noise)

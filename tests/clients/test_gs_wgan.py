@@ -73,17 +73,17 @@ def request(round: int = 1, plan: Any = PLAN, run: str = "run", **critics: Any) 
     for name in training.keys() & critics.keys():
         training[name] = critics.pop(name)
     return CriticRequest(
-        round,
-        plan,
-        Critics(
+        round=round,
+        plan=plan,
+        critics=Critics(
             CriticTraining(**training), **{"classes": CLASSES, "hidden": 5, "scale": 1.0, **critics}
         ),
-        {"name": "pixel", "shape": [SIZE]},
-        torch.randn(ROWS, SIZE, generator=random),
-        torch.arange(ROWS) % CLASSES,
-        torch.randn(FAKES, SIZE, generator=random),
-        torch.arange(FAKES) % CLASSES,
-        run,
+        view={"name": "pixel", "shape": [SIZE]},
+        rows=torch.randn(ROWS, SIZE, generator=random),
+        row_labels=torch.arange(ROWS) % CLASSES,
+        fakes=torch.randn(FAKES, SIZE, generator=random),
+        fake_labels=torch.arange(FAKES) % CLASSES,
+        run=run,
     )
 
 

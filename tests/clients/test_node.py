@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load as load_reply
 
-from fedsink.clients import central as central_module
 from fedsink.clients import dp_sinkhorn as gradient_module
 from fedsink.clients import node as node_module
 from fedsink.clients.ledger.ledger import Ledger
@@ -604,7 +603,7 @@ def test_a_view_of_other_records_is_refused_before_it_is_built(
     def build(view: object) -> None:
         raise AssertionError("a view was built")
 
-    monkeypatch.setattr(central_module, "view_from_dict", build)
+    monkeypatch.setattr("fedsink.clients.answer.view_from_dict", build)
     monkeypatch.setattr("fedsink.clients.shard.view_from_dict", build)
     node = Node(settings, 0)
     request = replace(make_request(), view={"name": name, "shape": shape, "radius": 9.0})

@@ -13,7 +13,7 @@ import pytest
 
 from fedsink import __version__
 from fedsink.cli import main, usage
-from fedsink.commands import ALONE, AT_A_NODE, COMMANDS
+from fedsink.commands import ALONE, COMMANDS, NEEDS
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.server.loop import InterruptedRunError
 
@@ -33,16 +33,20 @@ def test_help_and_version(fedsink: Command, tmp_path: Path) -> None:
     assert fedsink("--version", cwd=tmp_path).out == f"fedsink {__version__}\n"
 
 
-def test_help_marks_what_a_nodes_distribution_lacks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("absent", "start"),
+    [(("hydra", "matplotlib"), "node"), (("hydra", "matplotlib", "flwr"), "account")],
+)
+def test_help_marks_what_fedsink_core_lacks(
+    monkeypatch: pytest.MonkeyPatch, absent: tuple[str, ...], start: str
 ) -> None:
     assert "\n *" not in usage()
-    monkeypatch.setattr("fedsink.cli.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsink.cli.find_spec", lambda name: None if name in absent else name)
     marked = [name for name in COMMANDS if f"\n *{name} " in usage()]
-    assert marked == [name for name in COMMANDS if name not in AT_A_NODE]
-    assert "\n *needs the whole of fedsink; fedsink-node is installed here\n" in usage()
+    assert marked == [name for name in COMMANDS if NEEDS.get(name) in absent]
+    assert "\n *needs more than fedsink-core, which is installed here, and says what\n" in usage()
     started = [line for line in usage().splitlines() if line.startswith(("Start", "Completion"))]
-    assert started == ["Start with:  fedsink node --help"]
+    assert started == [f"Start with:  fedsink {start} --help"]
 
 
 def test_no_command_is_help_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from fedsink.cli import main
 from fedsink.commands.hydra_keys import overrides, quoted
-from fedsink.conf.loading import composed, quoted_text
+from fedsink.conf.loading import composed
 from fedsink.errors import ConfigError
 from fedsink.registry import GONE
+from fedsink.reporting.typed import quoted_text
 
 
 def _root(argument: str) -> object:

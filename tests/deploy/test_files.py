@@ -91,9 +91,9 @@ def test_the_image_is_the_nodes_distribution_without_root() -> None:
     lines = (DEPLOY / "node" / "Dockerfile").read_text().splitlines()
     assert "USER 65532:65532" in lines
     assert 'ENTRYPOINT ["/opt/fedsink/bin/fedsink", "node"]' in lines
-    assert any('"./deploy/node[secure]"' in line for line in lines)
-    node = tomllib.loads((DEPLOY / "node" / "pyproject.toml").read_text())["project"]
-    assert node["scripts"] == {"fedsink": "fedsink.cli:main"}
+    assert any('"./packages/core[node,secure]"' in line for line in lines)
+    core = DEPLOY.parent / "packages" / "core" / "pyproject.toml"
+    assert tomllib.loads(core.read_text())["project"]["scripts"] == {"fedsink": "fedsink.cli:main"}
 
 
 @pytest.mark.parametrize("image", ["node", "superlink"])

@@ -209,7 +209,7 @@ SCENES: dict[str, tuple[Act, ...]] = {
         Act(MASKED, "noise.share", "fedsink"),
         Act(MASKED, "authority.pem", "authority", words={"ed25519:FIRST": PEERS["ed25519:FIRST"]}),
     ),
-    "a lean node": (Act(NODE, "./deploy/node", "fedsink"),),
+    "a lean node": (Act(NODE, "./packages/core", "fedsink"),),
     TUTORIAL: (Act(TUTORIAL, folder="fedsink"),),
     PLUGIN: (Act(PLUGIN, folder="fedsink"),),
     FLOWER: (

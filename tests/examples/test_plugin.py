@@ -136,6 +136,8 @@ def test_a_reply_is_the_total_with_the_plans_noise() -> None:
     [released] = answer.compute(task)
     sample = shard.part(plan.sampler.draw(40, task.stream("sample", 1, 0)))
     assert 10 < len(sample) < 30
+    alone = request.release(answer.total(request, sample), task.stream("noise", 1, 0))
+    assert torch.equal(released, alone)
     noise = (released - answer.total(request, sample).total).flatten()
     for factor, accepted in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         pvalue = stats.kstest(noise.numpy(), "norm", args=(0.0, 1.7 * factor)).pvalue

@@ -9,9 +9,9 @@ import torch
 
 from fedsink.clients.node import close_nodes
 from fedsink.conf.acting import compose_config
-from fedsink.conf.typed import typed_words
 from fedsink.data.spec import DataSpec
 from fedsink.reporting.drawing import save_grid, save_points
+from fedsink.reporting.typed import typed_words
 from fedsink.server.folder import RunFolder, store_config
 from fedsink.simulation.experiment import Experiment
 from fedsink.simulation.run_identity import RunIdentity, kind_of_noise

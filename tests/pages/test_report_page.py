@@ -222,7 +222,7 @@ def test_a_page_that_fails_loses_no_run(begin: Begin, capsys: pytest.CaptureFixt
     report_at_end(folder.path)
     (line,) = capsys.readouterr().err.splitlines()
     assert "report.html could not be written (CheckpointError" in line
-    assert "the run is complete: fedsink report run=" in line
+    assert "The run is complete: fedsink report run=" in line
     assert not (folder.path / "report.html").exists()
 
 

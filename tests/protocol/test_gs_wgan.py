@@ -102,7 +102,7 @@ def test_every_part_is_in_the_digest(changes: dict[str, Any]) -> None:
     [
         ({"round": 0}, r"round must be an integer ≥ 1"),
         ({"round": 8}, r"Round 8 is not in the plan's 1\.\.7"),
-        ({"plan": PrivacyPlan(0.1, 1.5, 7, BatchClip(1.0), JointSchedule(), 1e-5)}, "clip=critic"),
+        ({"plan": PrivacyPlan(0.1, 1.5, 7, BatchClip(1.0), JointSchedule(), 1e-5)}, "critic clip"),
         ({"plan": replace(PLAN, clip=CriticClip(0.5, 5))}, "accounts for 5 critics .* not for 6"),
         ({"rows": torch.zeros(4)}, "Rows must be a finite n×D float32 matrix"),
         ({"rows": torch.zeros(4, 2, dtype=torch.float64)}, "Rows must be"),

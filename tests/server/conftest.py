@@ -80,8 +80,10 @@ def make_settings() -> Callable[..., ServerSettings]:
         if mode == "central":
             plan = PrivacyPlan(0.5, 1.0, ROUNDS, RecordClip(1.0), ClassSchedule(2), 1e-5)
             strategy = DPSinkhornSettings(
-                plan, Objective(lam=1.0, classes=2), SelfTermSettings("history", 2),
-                {"name": "dct", "shape": list(SHAPE), "radius": 3}, 4, optimizer, 2, 20.0, uses,
+                plan=plan, objective=Objective(lam=1.0, classes=2),
+                self_term=SelfTermSettings("history", 2), rows=4, optimizer=optimizer, clients=2,
+                view={"name": "dct", "shape": list(SHAPE), "radius": 3},
+                nominal_records=20.0, uses_per_message=uses,
             )  # fmt: skip
         else:
             local = LocalPlan("laplace", PixelRange(SHAPE, "l1"), 300.0, 0.0, 3.0, 2)

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from fedsink import __version__
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.server.folder import (
+    FORMAT,
     SUMS,
     RecordedRun,
     RunFolder,
@@ -74,9 +77,28 @@ def test_a_stored_configuration_is_read_as_it_was_written(tmp_path):
     assert stored_config(folder) == config
 
 
+def test_a_configuration_is_written_and_read_as_hydra_does(tmp_path):
+    """config.yaml of every version is one format, whether OmegaConf or fedsink wrote it."""
+    words = ["y", "N", "yes", "1e5", "-.5E3", "1_0", "nan", "2020-01-01", "0x1F", "", "a: b", "ε\n"]
+    again = ["é"]
+    config = {
+        "words": {word: word for word in words}, "numbers": [1e-5, 1e20, 3, math.inf, None, True],
+        "long": "word " * 40, "empty": [{}, []], "twice": [again, again],
+    }  # fmt: skip
+    folder = RunFolder(tmp_path)
+    store_config(folder, config)
+    head = {"format": FORMAT, "fedsink": __version__}
+    assert folder.config.read_text() == OmegaConf.to_yaml(OmegaConf.create(head | config))
+    assert stored_config(folder) == config
+    plain = "a: [1e-5, 1E6, 1_0e5, -2.5e3, 2020-01-01, 1:30, y, 017, .inf, 1e, e5]\n"
+    folder.config.write_text(plain)
+    assert stored_config(folder) == OmegaConf.to_container(OmegaConf.create(plain))
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "a: 1\na: 2",
         "a: ${oc.env:HOME}",
         "a: [{b: [x, '$\u007boc.env:HOME}']}]",
         'a: "\\x24{oc.env:HOME}"',

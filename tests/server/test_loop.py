@@ -48,7 +48,8 @@ def run(
         aggregate = strategy.aggregate_train
 
         def hooked(number: int, replies: Any) -> Any:
-            at(strategy, number)
+            if not strategy.uploading:
+                at(strategy, number)
             return aggregate(number, replies)
 
         strategy.aggregate_train = hooked  # type: ignore[method-assign]

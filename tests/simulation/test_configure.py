@@ -283,6 +283,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("accountant=x", "accountant='x' is unknown; choose one of pld, prv, rdp, rdp-"),
         ("adjacency=x", "adjacency 'x' is unknown: choose one of add-remove, replace-one"),
         ("adjacency=client", "clip=batch"),
+        ("capacity=2000", "capacity=2000 is more than all of the 1437 nominal records: lower it"),
         ("capacity=0", "capacity must be null, auto or a whole number of at least 1, not 0"),
         ("capacity=x", "capacity must be null, auto or a whole number of at least 1, not 'x'"),
         ("capacity=true", "capacity must be null, auto or a whole number of at least 1, not True"),

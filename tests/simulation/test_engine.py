@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
-from fedsink.conf.typed import shown_settings
 from fedsink.errors import ClientError, ConfigError
+from fedsink.reporting.typed import shown_settings
 from fedsink.simulation.engine import EngineSettings, chosen_engine, usable_cores, wait_for_nodes
 from fedsink.simulation.simulated_run import resume, start
 

@@ -50,9 +50,8 @@ from .conftest import Compose, killed_at, weights
 
 PLAN = PrivacyPlan.solve(rate=0.5, clip=RecordClip(1.0), delta=1e-5, sigma=2.0, rounds=4)
 SINKHORN = DPSinkhorn({"name": "mlp", "latent_dim": 2, "hidden": [8]}, PLAN, lam=1.0)
-CRITICS = GSWGAN(
-    SINKHORN.generator, replace(PLAN, clip=CriticClip(1.0, 2)), critic={"warm": 1, "batch": 2}
-)
+OF_CRITICS = replace(PLAN, clip=CriticClip(1.0, 2))
+CRITICS = GSWGAN(SINKHORN.generator, OF_CRITICS, critic={"warm": 1, "batch": 2})
 LDP = EntropicLDP(SINKHORN.generator, 30.0, rounds=4, batch=8)
 BRIEF = LoopSettings(pictures=0, html=False)
 METHODS = {"sinkhorn": SINKHORN, "critics": CRITICS, "ldp": LDP}
@@ -138,11 +137,11 @@ def test_it_trains_the_generator_of_the_same_run_from_keys(tmp_path: Path, name:
         (DPSinkhorn("conv", PLAN), "generator=conv"),
         (DPSinkhorn("mlp", UnprotectedPlan(0.2, 9, "batch", ClassSchedule(3))),
          "generator=mlp clip=batch eps=inf"),
-        (GSWGAN("mlp", CRITICS.plan), "strategy=gs_wgan generator=mlp strategy.critics=2"),
+        (GSWGAN("mlp", OF_CRITICS), "strategy=gs_wgan generator=mlp strategy.critics=2"),
         (EntropicLDP("mlp", 20.0), "mode=ldp eps=20"),
         (EntropicLDP("mlp", 12.0, "gaussian"), "mode=ldp mechanism=gaussian eps=12"),
         (DPSinkhorn("mlp", PLAN), "records=points"),
-        (GSWGAN("mlp", CRITICS.plan), "records=points strategy=gs_wgan strategy.critics=2"),
+        (GSWGAN("mlp", OF_CRITICS), "records=points strategy=gs_wgan strategy.critics=2"),
         (EntropicLDP("mlp", 20.0), "records=points mode=ldp eps=20"),
     ],
 )  # fmt: skip
@@ -198,8 +197,12 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no partition": (bad(partition="fair"), "'fair' is unknown; choose one of"),
     "flower": (bad(engine="flower"), 'choose "local" or "ray"'),
     "no engine": (bad(engine="cloud"), "name is auto, ray, local or flower, not 'cloud'"),
+    "a capacity beyond the records": (
+        lambda to: fit(DPSinkhorn("mlp", replace(PLAN, capacity=41, nominal_records=10)), to),
+        "capacity=41 is more than all of the 40 nominal records",
+    ),
     "no method": (lambda to: fit("sinkhorn", to), "method is a DPSinkhorn, GSWGAN or EntropicLDP"),  # type: ignore[arg-type]
-    "no plan": (lambda to: fit(replace(SINKHORN, plan=3.0), to), "plan is a PrivacyPlan"),
+    "no plan": (lambda to: fit(DPSinkhorn("mlp", 3.0), to), "plan is a PrivacyPlan"),  # type: ignore[arg-type]
     "no generator": (lambda to: fit(replace(SINKHORN, generator="gan"), to), "generator='gan' is"),
     "an option": (
         lambda to: fit(replace(SINKHORN, generator={"name": "mlp", "depth": 3}), to),
@@ -211,11 +214,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "lambda": (lambda to: fit(replace(SINKHORN, lam=0.0), to), "lam must be a positive number"),
     "rows": (lambda to: fit(replace(SINKHORN, rows=0), to), "rows must be a whole number"),
-    "a clip of critics": (lambda to: fit(replace(SINKHORN, plan=CRITICS.plan), to), "critic"),
+    "a clip of critics": (lambda to: fit(replace(SINKHORN, plan=OF_CRITICS), to), "critic"),
     "no critics": (lambda to: fit(replace(CRITICS, plan=PLAN), to), "its plan clip=CriticClip"),
     "epsilon": (lambda to: fit(replace(LDP, epsilon=-1.0), to), "epsilon must be a positive"),
     "a user": (
-        lambda to: fit(replace(CRITICS, plan=replace(CRITICS.plan, adjacency="user")), to),
+        lambda to: fit(replace(CRITICS, plan=replace(OF_CRITICS, adjacency="user")), to),
         "The plan protects users, and the federation was not told whose records these are",
     ),
     "secure with a seed": (lambda to: fit(SINKHORN, to, noise="secure"), "leave out seed=3"),
@@ -258,7 +261,7 @@ def test_the_records_of_a_user_stay_together_and_a_name_is_a_number() -> None:
 @pytest.mark.medium
 def test_users_are_protected_where_they_are_known(tmp_path: Path) -> None:
     users = torch.arange(40) % 8
-    plan = replace(CRITICS.plan, adjacency="user")
+    plan = replace(OF_CRITICS, adjacency="user")
     of = federation(users=users, partition="by_user")
     run = fit(replace(CRITICS, plan=plan), tmp_path / "run", of=of)
     assert run.privacy["unit"] == "user"
@@ -338,11 +341,12 @@ def test_a_run_has_a_report_and_the_commands_say_what_they_cannot(
     assert "Clipped, noised gradients of generated records" in page
     assert list(run.pictures) == [0, 2, 4]
     place = f"run={run.folder}"
-    commands = ("report", f"sample n=3 out={tmp_path}/x.npz", "verify", "compare", "card")
-    for command, *more in map(str.split, commands):
-        assert ended(command, place, *more) == int(command == "verify"), command  # by the seed
     unfinished = tmp_path / "stopped"
     killed_at(2, lambda: fit(SINKHORN, unfinished))
+    commands = ("report", f"sample n=3 out={tmp_path}/x.npz", "verify", "card")
+    for command, *more in map(str.split, commands):
+        assert ended(command, place, *more) == int(command == "verify"), command  # by the seed
+    assert ended("compare", f"run=[{run.folder},{unfinished}]", f"out={tmp_path}/x.html") == 0
     for line in (["evaluate", place], ["simulate", f"resume={unfinished}"]):
         capsys.readouterr()
         assert ended(*line) == 2

@@ -110,7 +110,7 @@ def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSi
         **more: Any,
     ) -> DPSinkhorn:  # fmt: skip
         settings = DPSinkhornSettings(
-            PrivacyPlan(
+            plan=PrivacyPlan(
                 rate,
                 1.0,
                 rounds,
@@ -118,13 +118,13 @@ def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSi
                 JointSchedule() if schedule == "joint" else ClassSchedule(classes),
                 1e-5,
             ),
-            Objective(lam=1.0, classes=classes, label_weight=2.0 if classes > 1 else 0.0),
-            SelfTermSettings(self_term, 2, p, tether),
-            {"name": "pixel", "shape": [SIZE]},
-            rows,
-            OptimizerSettings(lr, warmup=2, ema=0.9),
-            clients,
-            RECORDS / clients,
+            objective=Objective(lam=1.0, classes=classes, label_weight=2.0 if classes > 1 else 0.0),
+            self_term=SelfTermSettings(self_term, 2, p, tether),
+            view={"name": "pixel", "shape": [SIZE]},
+            rows=rows,
+            optimizer=OptimizerSettings(lr, warmup=2, ema=0.9),
+            clients=clients,
+            nominal_records=RECORDS / clients,
         )
         return DPSinkhorn(replace(settings, **more), make_generator(classes), key)
 

@@ -32,7 +32,8 @@ class EmbeddingRequest(CentralRequest):
         """Refuses what no node can answer, before any record is read: a ValueError."""
         super().check()
         check_matrix(self.frequencies)
-        RecordClip.expect(self.plan.clip)
+        if not isinstance(self.plan.clip, RecordClip):
+            raise ValueError("Mean embeddings are clipped record by record: clip=record.")
 
 
 class MeanEmbeddingAnswer(CentralAnswer):
@@ -59,24 +60,17 @@ class MeanEmbeddingAnswer(CentralAnswer):
         check_classes(request.classes, data)
 
     def total(self, request: EmbeddingRequest, sample: Shard) -> Clipped:
-        """Returns Σ_j clip(φ(y_j), Δ) over the sampled records of each class, (C, 2F).
-
-        A record's term depends on no other record, so that adding or removing one moves the sum by
-        at most Δ.
-        """
+        """Returns Σ_j clip(φ(y_j), Δ) over the sampled records of each class, (C, 2F)."""
         points = sample.coordinates(request.view).double()
         found = features(points, request.frequencies.to(points))
         labels = sample.labels if request.classes > 1 else torch.zeros_like(sample.labels)
         terms = found.new_zeros(len(found), request.classes, found.shape[1])
-        terms[torch.arange(len(found)), labels] = found  # a record's class holds its features
+        terms[torch.arange(len(found)), labels] = found  # no record changes another one's term
         return RecordClip.expect(request.plan.clip).sum(terms)
 
     @classmethod
     def canaries(cls, plan: Any, records: int = 1) -> list[Neighbours]:
-        """A record that is there or not, for `fedsink audit`: any one has features of norm 1.
-
-        A frequency turns them from round to round, so that noise used twice would show.
-        """
+        """A record that is there or not, whose features turn from round to round: for audits."""
         cls.refuse_one_run(records)
         view, turns = {"name": "pixel", "shape": [1]}, torch.arange(1.0, plan.rounds + 1)
         requests = [
@@ -84,15 +78,13 @@ class MeanEmbeddingAnswer(CentralAnswer):
             for t, turn in enumerate(turns, start=1)
         ]
         present = Shard(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
-        absent = present.part(torch.arange(0))
-        return [Neighbours("one record", requests, absent, present)]
+        return [Neighbours("one record", requests, present.part(torch.arange(0)), present)]
 
 
 def features(points: Tensor, frequencies: Tensor) -> Tensor:
     """Returns φ(x) = (cos⟨ω_i, x⟩, sin⟨ω_i, x⟩)_i/√F of each point, (N, 2F), of norm 1.
 
-    With ω ~ N(0, I/s²) the mean of ⟨φ(x), φ(y)⟩ is the kernel exp(−‖x − y‖²/2s²) (Rahimi and Recht
-    2007).
+    For ω ~ N(0, I/s²), E ⟨φ(x), φ(y)⟩ = exp(−‖x − y‖²/2s²) (Rahimi and Recht 2007).
     """
     angles = points @ frequencies.T
     return torch.cat([angles.cos(), angles.sin()], dim=1) / len(frequencies) ** 0.5

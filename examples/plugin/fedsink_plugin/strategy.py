@@ -2,11 +2,9 @@
 
 DP-MERF (Harder, Adamczewski, Park 2021) over federated clients, with fresh features in every round:
 
-1. draw frequencies ω ~ N(0, I/s²), which are public                             `request`
-2. each client: Σ φ(y) over a sample of its records, class by class, with noise  `total`
-3. mean embedding μ̂ of the private records: the sum of the replies, divided by the expected
-   number of sampled records; and one step of the optimiser on ‖μ̂ − (1/n) Σ φ(G_θ(z))‖², an
-   estimate of MMD²                                                              `learn`
+1. `request`: draw frequencies ω ~ N(0, I/s²), which are public
+2. `total` at each client: Σ φ(y) over a sample of its records, class by class; noise is added
+3. `learn`: from the replies' mean μ̂ one step on ‖μ̂ − (1/n) Σ φ(G_θ(z))‖², an estimate of MMD²
 """
 
 from __future__ import annotations
@@ -32,9 +30,7 @@ class MeanEmbeddingSettings(CentralSettings):
 
     name: ClassVar[str] = EmbeddingRequest.name
     title: ClassVar[str] = "Mean embeddings"
-    sample: ClassVar[SampleOfRecords] = SampleOfRecords(
-        "Poisson-subsampled Gaussian on sums of the records' random features"
-    )
+    sample: ClassVar = SampleOfRecords("Poisson-subsampled Gaussian on sums of random features")
     leaves: ClassVar[str] = "noised sums of its records' random features, class by class"
 
     view: dict[str, Any]  # coordinates of the records, as `View.to_dict()`
@@ -52,9 +48,7 @@ class MeanEmbeddingSettings(CentralSettings):
 
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:
-        """Reads the settings; a FedsinkError for a value that is unknown or out of range."""
-        plan = central_plan(config, RecordClip(1.0), only=True)  # ‖φ‖ = 1
-        return cls.read(config, run, plan=plan)
+        return cls.read(config, run, plan=central_plan(config, RecordClip(1.0), only=True))  # ‖φ‖=1
 
     @property
     def reply_shape(self) -> tuple[int, ...]:
@@ -75,12 +69,11 @@ class MeanEmbedding(CentralStrategy):
         """Returns what all clients are asked for: sums of features at these frequencies."""
         settings, stream = self.settings, self.latent_stream("frequencies", round)
         normals = stream.normal(settings.frequencies, view_from_dict(settings.view).dimension)
-        frequencies = (normals / settings.scale).float()
         return EmbeddingRequest(
             round=round,
             view=settings.view,
             classes=settings.classes,
-            frequencies=frequencies,
+            frequencies=(normals / settings.scale).float(),
             **use,
         )
 

@@ -5,10 +5,19 @@ import shlex
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.types import Quote, QuotedString
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsink.conf.acting import compose_config, composed_run
 from fedsink.conf.loading import as_overrides, groups
-from fedsink.conf.typed import HIDDEN, shown_settings, typed_command, typed_words
+from fedsink.reporting.typed import (
+    HIDDEN,
+    quoted_text,
+    shown_settings,
+    typed_command,
+    typed_words,
+)
 
 PLACES = {
     "data.root": "FOLDER", "data.clients_file": "FILE", "policy": "FILE", "start": "FOLDER",
@@ -65,6 +74,12 @@ def test_guarantee_no_place_and_nothing_about_the_folder_is_stored() -> None:
     ]
     kept = ["start=null", "engine.address=auto", "data.root=null"]
     assert typed_words(kept, {}) == kept
+
+
+@given(st.text("\\'\"a\n{é"))
+def test_text_is_quoted_as_hydra_quotes_it(text: str) -> None:
+    mark = Quote.single if '"' in text else Quote.double
+    assert quoted_text(text) == QuotedString(text, mark).with_quotes()
 
 
 def test_a_reference_is_stored_as_its_value() -> None:

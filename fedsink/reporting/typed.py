@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
-from fedsink.conf.loading import quoted_text
 from fedsink.values import Config, leaves
 
 HIDDEN = "(a place on that machine)"
@@ -42,6 +39,8 @@ def typed_words(overrides: Sequence[str], config: Config) -> list[str]:
 
     `config`, resolved, has the value of a key that was typed with ${…}.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # pages go without it
+
     words = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key, value = override.key_or_group, override.value()
@@ -98,3 +97,14 @@ def _typed(key: str, value: Any, place: str | None) -> str:
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
     return quoted_text(value)
+
+
+def quoted_text(text: str) -> str:
+    r"""Quotes a text in Hydra's grammar, so that an interpolation in it is read as text.
+
+    >>> print(quoted_text("l'été"), quoted_text('"a"'), quoted_text("C:\\"))
+    "l'été" '"a"' "C:\\"
+    """
+    mark = "'" if '"' in text else '"'
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    return mark + re.sub(rf"(\\+)(?={mark}|\Z)", r"\1\1", text).replace(mark, f"\\{mark}") + mark
