@@ -22,6 +22,7 @@ from fedsink.privacy import (
 from fedsink.privacy.accounting.amplification import shuffled_epsilon
 from fedsink.privacy.adjacency import USER, describe
 from fedsink.reporting.displays import format_table
+from fedsink.values import checks
 
 HELP = f"""Usage: fedsink account rate=… sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
        fedsink account clip=critic sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
@@ -177,6 +178,7 @@ def _image(
         raise ConfigError(
             "sensitivity is missing: the diameter of the set of values, 2r for a ball."
         )
+    checks.positive("sensitivity", sensitivity)
     for key, value in (("calibration", calibration), ("delta", delta)):
         if value is not None and not _depends(mechanism, key):
             pure = "" if mechanism.needs_delta else "gives pure ε and "
