@@ -393,7 +393,7 @@ class Node:
             return _PASSES
         # Reproducible noise is public anyway and is keyed by the round: engines differ in the last
         # bits of a request, so a ledger would refuse honest reruns.
-        if settings.seed is not None or settings.ledger is None:
+        if settings.seed is not None or settings.replies is None:  # they lie beside the ledger
             return None
         store = ReplyStore(settings.replies) if self._stores_replies else None
         ledger = _open_ledger(settings)
