@@ -1,10 +1,10 @@
-"""A loss of your own for privatized records: the squared distance of two means.
+"""A loss of your own for privatized records: the squared distance to their mean.
 
-    python examples/own_loss.py     # scikit-learn's digits, half a minute
+    python examples/own_loss.py     # scikit-learn's digits, in seconds
 
 Y are the records behind the noise, X = f(G(z)) the generated ones, in strata by the label that
-was sent. The noise has mean 0, so that the loss ‖E X − E Y‖² is least where the generated mean is
-that of the records before the noise: it learns each class's mean picture, and nothing else of it.
+was sent. The noise has mean 0, so that the loss E‖X − E Y‖² is least where every X is the mean of
+the records before the noise: it learns the mean pictures, and nothing else.
 A loss sees privatized records alone, so that nothing that it does costs ε.
 
 A package names its class by the entry point "fedsink.losses" instead, and the command knows it too:
@@ -20,18 +20,18 @@ from fedsink.strategies.losses import LOSSES, LocalLoss
 
 
 class Means(LocalLoss):
-    """‖E X − E Y‖², the mean over strata."""
+    """E‖X − E Y‖², the mean over strata."""
 
-    instead = "a distance of means"  # of Sinkhorn's iterations, so that a λ is refused
+    instead = "a distance to means"  # of Sinkhorn's iterations, so that a λ is refused
 
     def value(self, x, y, stream):
         """Returns the loss of generated points x and privatized records y, (S, n, D) each."""
-        return (x.mean(1) - y.mean(1)).square().sum(-1).mean()
+        return (x - y.mean(1, keepdim=True)).square().sum(-1).mean()
 
     @classmethod
     def statement(cls, settings):
         """Returns what privacy.json says of the loss."""
-        return {"cost": "l2 of means, without transport"}
+        return {"cost": "squared_l2 to the mean"}
 
 
 LOSSES["means"] = Means
