@@ -330,7 +330,7 @@ def test_a_clip_of_critics_is_none_of_sampled_records():
     assert ClipOfRecords.expect(BatchClip(1.0)) == BatchClip(1.0)
     for clip in (CriticClip(1.0), RowClip(1.0)):
         assert ClipOfCritics.expect(clip) is clip
-        with pytest.raises(PrivacyError, match=f"clip={clip.name} samples no records: choose clip"):
+        with pytest.raises(PrivacyError, match=f"the {clip.name} clip samples no records: choose"):
             ClipOfRecords.expect(clip)
     with pytest.raises(PrivacyError, match="over critics needs the critic clip, not the batch"):
         ClipOfCritics.expect(BatchClip(1.0))
