@@ -51,8 +51,8 @@ from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.experiment import Experiment, hosted, pools
 from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.simulated_run import play, resume
-from fedsink.strategies.recipes import Method
-from fedsink.values import Config, checks, leaves, read_json
+from fedsink.strategies.recipes import Method, Table
+from fedsink.values import Config, checks, leaves, read_json, strictly
 
 if TYPE_CHECKING:
     from fedsink.api import Run
@@ -153,8 +153,8 @@ class Federation:
         seed: int | None = None,
         noise: Literal["fast", "secure"] = "fast",
         start: str | os.PathLike[str] | None = None,
-        observation: Observation | None = None,
-        report: LoopSettings | None = None,
+        observation: Table | None = None,
+        report: Table | None = None,
         log: str | Sequence[str] | None = None,
     ) -> Run:
         """Trains a generator, or continues in a folder where the same fit was stopped.
@@ -166,8 +166,10 @@ class Federation:
             seed: reproducible noise, which protects nothing; None: secret noise.
             noise: "fast", or "secure", float-safe and without a seed.
             start: folder of a run on public data, with the weights before round 1.
-            observation: how pictures are drawn after training.
-            report: when the run is saved and shown.
+            observation: values that replace those of `Observation`, how pictures are drawn after
+                training, as {"latent_range": 1.1}.
+            report: values that replace those of `LoopSettings`, when the run is saved and shown, as
+                {"pictures": 0, "html": False}.
             log: names of loggers.
 
         Returns:
@@ -180,8 +182,9 @@ class Federation:
         from fedsink.api import Run
 
         assemble = partial(
-            self._experiment, method, seed, noise, start, observation or Observation(),
-            report or LoopSettings(), log,
+            self._experiment, method, seed, noise, start,
+            Observation.from_dict(observation or {}),
+            strictly(LoopSettings, report or {}, "report"), log,
         )  # fmt: skip
         path = _new_folder() if folder is None else Path(folder).expanduser().absolute()
         began = RunFolder(path)

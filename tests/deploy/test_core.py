@@ -265,7 +265,7 @@ def test_every_command_works_or_says_what_it_needs(tmp_path: Path, extra: str) -
     run = _finished(tmp_path)
     real = {
         "account": ["rate=0.2", "sigma=1.9", "rounds=3"],
-        "audit": ["mode=central", "eps=10", "trials=50"],
+        "audit": ["mode=central", "eps=10", "trials=50", "confidence=0.999"],
         "operator": [f"key={tmp_path / 'key'}"],
         "compare": [f"run=[{run},{shutil.copytree(run, tmp_path / 'again')}]"],
         "sample": [f"run={run}", f"out={tmp_path / 'a.npz'}", "n=3"],

@@ -20,7 +20,6 @@ from fedsink.data.maps import PointBall
 from fedsink.data.partition import partition
 from fedsink.models import load
 from fedsink.privacy import Stream
-from fedsink.server.loop import LoopSettings
 from fedsink.strategies.losses import LOSSES, LabelStrata, Matched
 from fedsink.transport import ConvergedSolver
 
@@ -31,7 +30,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = pytest.mark.medium
 SEED, SERVER = 7, b"server|7"  # `seed=` keys the clients' noise, and the server's latents
 ADAM = {"lr": 1e-2, "betas": (0.9, 0.999), "warmup": 0, "schedule": "constant", "ema": 0.0}
-QUIET: Any = {"seed": SEED, "report": LoopSettings(pictures=0, html=False)}
+QUIET: Any = {"seed": SEED, "report": {"pictures": 0, "html": False}}
 
 
 def changed(name: str, folder: Path, old: str, new: str) -> ModuleType:

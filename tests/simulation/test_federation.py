@@ -38,7 +38,6 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.server.folder import RunFolder
-from fedsink.server.loop import LoopSettings
 from fedsink.server.verification import CONSISTENT, UNPROTECTED, verdict_on
 from fedsink.simulation.experiment import Experiment
 from fedsink.simulation.run_identity import RunIdentity
@@ -53,7 +52,7 @@ SINKHORN = DPSinkhorn({"name": "mlp", "latent_dim": 2, "hidden": [8]}, PLAN, lam
 OF_CRITICS = replace(PLAN, clip=CriticClip(1.0, 2))
 CRITICS = GSWGAN(SINKHORN.generator, OF_CRITICS, critic={"warm": 1, "batch": 2})
 LDP = EntropicLDP(SINKHORN.generator, 30.0, rounds=4, batch=8)
-BRIEF = LoopSettings(pictures=0, html=False)
+BRIEF = {"pictures": 0, "html": False}
 METHODS = {"sinkhorn": SINKHORN, "critics": CRITICS, "ldp": LDP}
 IMAGES = Stream(b"images").uniform(40, 1, 6, 6).to(torch.float32)
 LABELS = torch.arange(40) % 2
@@ -201,6 +200,12 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda to: fit(DPSinkhorn("mlp", replace(PLAN, capacity=41, nominal_records=10)), to),
         "capacity=41 is more than all of the 40 nominal records",
     ),
+    "no such part of a report": (
+        lambda to: fit(SINKHORN, to, report={"picture": 1}), "Unknown key picture; there are",
+    ),
+    "no observation": (
+        lambda to: fit(SINKHORN, to, observation={"latent_range": 0}), "latent_range must be",
+    ),
     "no method": (lambda to: fit("sinkhorn", to), "method is a DPSinkhorn, GSWGAN or EntropicLDP"),  # type: ignore[arg-type]
     "no plan": (lambda to: fit(DPSinkhorn("mlp", 3.0), to), "plan is a PrivacyPlan"),  # type: ignore[arg-type]
     "no generator": (lambda to: fit(replace(SINKHORN, generator="gan"), to), "generator='gan' is"),
@@ -335,7 +340,7 @@ def test_a_run_has_a_report_and_the_commands_say_what_they_cannot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = federation()
-    run = fit(SINKHORN, tmp_path / "run", of=of, report=LoopSettings(pictures=1))
+    run = fit(SINKHORN, tmp_path / "run", of=of, report={"pictures": 1})
     page = (run.folder / "report.html").read_text()
     assert "DP-Sinkhorn" in page
     assert "Clipped, noised gradients of generated records" in page
