@@ -105,7 +105,7 @@ sys.exit(pytest.main(
 def test_flower_sends_no_telemetry_where_fedsink_is_used_from_python():
     """Flower reads the environment when it is imported."""
     code = (
-        "import fedsink; fedsink.load; from flwr.supercore import telemetry;"
+        "import fedsink; fedsink.Federation; from flwr.supercore import telemetry;"
         " print(telemetry.FLWR_TELEMETRY_ENABLED)"
     )
     bare = {name: text for name, text in os.environ.items() if not name.startswith("FLWR_")}

@@ -135,7 +135,9 @@ class CentralSettings(StrategySettings):
         `view` (coordinates of the records, as `View.to_dict()`), `classes` (their number) and
         `nominal_records` (N/K of a client). A value out of range is a FedsinkError.
         """
-        chosen, names = config.strategy, {field.name for field in dataclasses.fields(cls)}
+        chosen, known = config.strategy, dataclasses.fields(cls)
+        names = {field.name for field in known}
+        needed = {field.name for field in known if field.default is dataclasses.MISSING}
         public: dict[str, Any] = {
             "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
             "clients": config.clients,
@@ -146,7 +148,8 @@ class CentralSettings(StrategySettings):
             "classes": len(config.classes),
             "nominal_records": config.data.nominal_records / config.clients,
         }
-        options = {name: chosen[name] for name in names & {*chosen} - {*fields, *public}}
+        own = (names & {*chosen} | needed) - {*fields, *public}
+        options = {name: chosen[name] for name in own}
         return cls(**{name: public[name] for name in names & {*public}}, **options, **fields)
 
     @property
