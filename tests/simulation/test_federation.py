@@ -201,7 +201,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "capacity=41 is more than all of the 40 nominal records",
     ),
     "no such part of a report": (
-        lambda to: fit(SINKHORN, to, report={"picture": 1}), "Unknown key report.picture; there are",
+        lambda to: fit(SINKHORN, to, report={"picture": 1}),
+        "Unknown key report.picture; there are",
     ),
     "no observation": (
         lambda to: fit(SINKHORN, to, observation={"latent_range": 0}), "latent_range must be",
