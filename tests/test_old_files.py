@@ -109,6 +109,7 @@ def test_old_runs_are_compared(copied, fedsink):
     assert "mode=ldp" in table
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", METHODS)
 def test_an_old_run_goes_on_to_its_old_end(copied, fedsink, method):
     folder = copied(method)

@@ -110,6 +110,7 @@ def test_the_ends_of_the_public_domain_keep_the_distance(
         assert reached > 0.9
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("clip", ["batch", "record"])
 @CAPACITIES
 @KINDS

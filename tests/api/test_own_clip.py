@@ -32,6 +32,7 @@ def fitted(folder: Path, engine: str = "local") -> fs.Run:
     return federation.fit(fs.DPSinkhorn("mlp", plan, lam=2.0), folder)
 
 
+@pytest.mark.medium
 def test_it_is_played_here_and_named_in_the_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_record_moves_the_gradient_of_weights_by_exactly_the_sensitivity(
     assert (torch.pdist(moved / sensitivity) > 0.05).all()
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*-3")
 @pytest.mark.parametrize("critics", [1, 3])
 @pytest.mark.parametrize("adjacency", _ADJACENCIES)
@@ -622,6 +623,7 @@ def test_its_resolution_is_that_of_the_number_of_canaries(plan: Plans) -> None:
     assert _one_run(plan(), canaries=50).resolution < 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "key",
     [
@@ -707,6 +709,7 @@ def _empty(gradient: Tensor, records: int) -> RecordDict:
     return RecordDict({"fields": ConfigRecord({"json": "{}"})} if records else {})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("own", [DPSinkhornAnswer, GSWGANAnswer])
 @pytest.mark.parametrize(
     ("leaky", "where"),

@@ -335,6 +335,7 @@ def test_a_node_without_what_it_needs_answers_nothing_and_tells_its_owner(
         assert told in caplog.text
 
 
+@pytest.mark.medium
 def test_a_message_with_several_uses_is_answered_in_order(
     settings: NodeSettings, make_request: Make
 ) -> None:

@@ -274,6 +274,7 @@ def test_a_stranger_in_the_roster_is_refused_before_anything_is_shared(
     assert nodes.claims() == [0, 1, 1, 1]
 
 
+@pytest.mark.medium
 def test_an_authority_stands_for_all_peers(tmp_path: Path, make_request: Make) -> None:
     authority = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
     nodes = Consortium(tmp_path)
@@ -381,6 +382,7 @@ def test_a_sum_that_was_not_announced_begins_anew(tmp_path: Path, make_request: 
     assert not nodes.codes
 
 
+@pytest.mark.medium
 def test_a_refusal_of_the_next_sum_leaves_this_one(
     tmp_path: Path, make_request: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -431,6 +433,7 @@ def test_the_trips_come_in_order(tmp_path: Path, make_request: Make) -> None:
     assert nodes.claims() == [0, 0, 0, 0]
 
 
+@pytest.mark.medium
 def test_a_node_without_the_table_takes_no_part(tmp_path: Path, make_request: Make) -> None:
     nodes = Consortium(tmp_path, allow={"secure_aggregation": "trusted"})
     path = nodes.folders[0] / "policy.toml"

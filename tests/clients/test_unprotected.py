@@ -61,6 +61,7 @@ def test_a_policy_always_refuses(
         replace(under, unprotected=True)
 
 
+@pytest.mark.medium
 def test_where_the_owner_says_so_the_gradient_is_the_plain_one(
     settings: NodeSettings, secret: NodeSettings, request_without_noise: GradientRequest
 ) -> None:

@@ -37,6 +37,7 @@ def test_epsilon_of_a_known_plan_by_every_accountant(capsys: pytest.CaptureFixtu
     assert found["rdp-classic"] > found["rdp"]
 
 
+@pytest.mark.medium
 def test_libraries_and_adjacency_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     run([*_REFERENCE, "accountant=rdp-opacus"])
     out = capsys.readouterr().out
@@ -259,6 +260,7 @@ def test_bad_arguments_are_refused(arguments: list[str], message: str) -> None:
         run(arguments)
 
 
+@pytest.mark.medium
 def test_no_epsilon_is_negative_and_what_is_left_out_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

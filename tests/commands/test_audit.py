@@ -71,6 +71,7 @@ def test_a_rate_below_one_is_audited_twice(capsys: pytest.CaptureFixture[str]) -
     assert "80 plays of one record, q = 1 " in out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 def test_local_mode(mechanism: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["mode=ldp", f"mechanism={mechanism}", "eps=2", "trials=100"]) == 0
@@ -80,6 +81,7 @@ def test_local_mode(mechanism: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ("Gaussian trade-off" in out) is (mechanism == "gaussian")
 
 
+@pytest.mark.medium
 def test_a_claim_that_cannot_be_refuted_is_said_to_be_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

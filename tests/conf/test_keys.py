@@ -122,6 +122,7 @@ def test_every_option_of_a_group_is_read(
     assert [key for key in unread if not key.startswith(("recipe", *of_the_other_mode))] == []
 
 
+@pytest.mark.medium
 def test_the_keys_in_help_and_docs_exist() -> None:
     known = set(known_keys())
     for path in (path for folder in FOLDERS for path in folder.glob("*/*.yaml")):

@@ -231,6 +231,7 @@ def test_a_log_stays_at_the_server(folder: RunFolder, grid: Callable[..., Nodes]
     assert not [name for name in submitter.files if "tensorboard" in name]
 
 
+@pytest.mark.medium
 def test_a_logger_without_its_package_is_told_by_the_server_alone(
     folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +363,7 @@ def refused(folder: RunFolder, nodes: Nodes, overrides: Sequence[str], message: 
     assert not folder.path.exists()
 
 
+@pytest.mark.medium
 @pytest.mark.quick("overrides[0-4]-*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
@@ -409,6 +411,7 @@ def test_a_bad_configuration_is_told_and_costs_no_message(
     refused(folder, grid(), (*CENTRAL, *overrides), message)
 
 
+@pytest.mark.medium
 def test_real_nodes_are_never_asked_for_the_published_form(
     folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
@@ -417,6 +420,7 @@ def test_real_nodes_are_never_asked_for_the_published_form(
     refused(folder, grid(), form, why)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("changed[027]-*")
 @pytest.mark.parametrize(
     ("changed", "message"),
@@ -446,6 +450,7 @@ def test_what_no_submitter_of_fedsink_sends_is_refused_and_leaves_nothing(
     assert {name for name in left if "node-" not in name} <= {"runs", "locks", "locks/run"}
 
 
+@pytest.mark.medium
 def test_a_defect_is_told_too(folder: RunFolder, grid: Callable[..., Nodes]) -> None:
     nodes = grid()
 
@@ -457,6 +462,7 @@ def test_a_defect_is_told_too(folder: RunFolder, grid: Callable[..., Nodes]) -> 
     assert told == {"message": "RuntimeError: the link is down.", "exit_code": 1}
 
 
+@pytest.mark.medium
 def test_a_name_that_is_taken_is_not_overwritten(
     folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
@@ -470,6 +476,7 @@ def test_a_name_that_is_taken_is_not_overwritten(
     assert [path.name for path in folder.path.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.medium
 def test_the_public_data_of_the_server_name_no_folder() -> None:
     config = deployable(["data=image_folder", "data.classes=[a,b]", "data.nominal_records=100"])
     assert config["data"]["root"] is None

@@ -149,6 +149,7 @@ def test_tau_bounds_what_separates_a_sum_from_one_discrete_gaussian(scale, share
         assert ratio > exact / 50  # the bound is not vacuous
 
 
+@pytest.mark.medium
 def test_the_divergence_is_its_formula_and_below_every_epsilon_that_matters():
     e = 2 * math.exp(-2 * math.pi**2 * 9)
     rho = 2 * e

@@ -72,6 +72,7 @@ def test_noise_is_centred(backend, law):
     assert abs((values + 0.05).mean()) > 5 * error
 
 
+@pytest.mark.medium
 @backends
 @laws
 @pytest.mark.parametrize("std", [3, 4])

@@ -133,6 +133,7 @@ def test_mlflow(tmp_path: Path, picture: Path) -> None:
     assert stored.path == "samples/round-000002.png"
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_own_mlflow")
 @pytest.mark.parametrize(("ending", "status"), [("stopped", "KILLED"), ("failed", "FAILED")])
 def test_mlflow_says_how_a_run_ended(

@@ -78,6 +78,7 @@ def test_truncate_leaves_a_whole_file_untouched(tmp_path):
     assert path.stat().st_ino == inode
 
 
+@pytest.mark.medium
 @given(cut=st.integers(0, 200), last=st.integers(0, 7))
 @settings(max_examples=80, deadline=None)
 def test_truncate_after_a_crash_at_any_byte(tmp_path_factory, cut, last):

@@ -626,6 +626,7 @@ ANY = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.medium
 @given(st.dictionaries(st.sampled_from([*Parameters.__dataclass_fields__, "other"]), ANY))
 @settings(max_examples=200, deadline=None)
 def test_hostile_parameters_raise_the_protocols_errors_only(changed: dict[str, Any]) -> None:

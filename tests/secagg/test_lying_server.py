@@ -198,6 +198,7 @@ def test_three_thousand_interleavings_break_no_promise(part: int) -> None:
     assert sum(count == 0 for count in unmasked) > 20
 
 
+@pytest.mark.medium
 def test_the_lying_server_reaches_every_trip() -> None:
     reached: dict[int, int] = defaultdict(int)
     for seed in range(25):

@@ -263,6 +263,7 @@ def test_an_interruption_in_the_last_round_lets_the_run_finish(tmp_path, make_gr
     assert folder.finished
 
 
+@pytest.mark.medium
 def test_a_failing_client_stops_the_run_and_leaves_its_checkpoint(
     tmp_path, make_grid, make_settings, uninterrupted
 ):
@@ -358,6 +359,7 @@ def test_a_snapshot_shows_the_band_that_was_released(tmp_path, make_settings, mo
     assert not torch.allclose(cut, whole, atol=0.01)
 
 
+@pytest.mark.medium
 def test_it_runs_also_outside_the_main_thread(tmp_path, make_grid, make_settings, uninterrupted):
     expected = uninterrupted("central", "reproducible")
     folder, grid = folder_at(tmp_path / "app"), make_grid("reproducible")

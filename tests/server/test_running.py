@@ -113,6 +113,7 @@ def _failing(*arguments: Any, **keywords: Any) -> None:
     raise RuntimeError("no more memory")
 
 
+@pytest.mark.medium
 def test_a_missing_package_is_refused_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):

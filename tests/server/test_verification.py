@@ -175,6 +175,7 @@ def test_noise_of_a_published_seed_protects_nothing(handed):
     assert "published seed" in verdict.notes[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["central", "ldp"])
 def test_each_number_that_is_changed_is_a_reason(handed, mode):
     stated = promised(*(CENTRAL if mode == "central" else HONEST["ldp"]))
@@ -377,6 +378,7 @@ SHARED = (
 )  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_all_named_nodes_signed_is_signed(handed, kind):
     stated = promised(*KINDS[kind], noise="node")
@@ -499,6 +501,7 @@ def test_a_wrong_statement_is_a_reason(handed, name):
         assert [reason for reason in verdict.reasons if words in reason], verdict.reasons
 
 
+@pytest.mark.medium
 def test_a_charge_for_a_run_that_protects_nothing_is_a_reason(handed):
     stated = promised("eps=inf", "clients=2", "rounds=20", noise="node")
     charge = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add-remove"}

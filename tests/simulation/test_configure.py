@@ -110,6 +110,7 @@ def test_the_papers_own_maps_can_be_chosen_beside_ours(
     assert strategy.plan.map.sensitivity == pytest.approx(sensitivity, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_the_run_and_its_name_travel_in_every_request(composed: Compose, tmp_path: Path) -> None:
     for mode in ("central", "ldp"):
         run = RunIdentity.fresh(1)
@@ -194,6 +195,7 @@ def test_a_shuffler_is_stated_beside_the_local_guarantee(configured: Configure) 
     assert 0 < small["epsilon"] < 1
 
 
+@pytest.mark.medium
 def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
     settings = configured("mode=ldp", "strategy.lam=0.5", "strategy.unmatched=true")
     assert isinstance(settings.server.strategy, PrivatizeOnceSettings)

@@ -48,6 +48,7 @@ def test_ray_is_taken_where_many_clients_answer_a_round(
         assert (engine.chosen or "").endswith(f" a round on {cores} core{'s' * (cores > 1)}")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "option",
     ["address=auto", "address=HEAD:6379", "actors=2", "num_cpus=2", "data=object_store",

@@ -279,6 +279,7 @@ def partition_of(run: fedsink.Run) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", [SINKHORN, LDP], ids=["central", "ldp"])
 def test_records_without_labels_have_one_class(tmp_path: Path, method: Method) -> None:
     run = fit(method, tmp_path / "run", of=federation(labels=None, classes=None))
@@ -291,6 +292,7 @@ def test_records_without_labels_have_one_class(tmp_path: Path, method: Method) -
 # --- what it leaves ------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_what_is_read_off_the_arrays_is_assumed_public(tmp_path: Path) -> None:
     left_out = {"classes": None, "nominal_records": None}
     for name, changed in (
@@ -314,6 +316,7 @@ def test_what_is_read_off_the_arrays_is_assumed_public(tmp_path: Path) -> None:
         assert (told in verdict.unvouched) == bool(stated["facts"])
 
 
+@pytest.mark.medium
 def test_secret_noise_leaves_no_trace_of_the_arrays(tmp_path: Path, state: Path) -> None:
     of = federation()
     first, second = (fit(SINKHORN, tmp_path / str(n), of=of, seed=None) for n in range(2))
@@ -428,6 +431,7 @@ def test_a_fit_that_was_stopped_is_continued_by_the_same_call(tmp_path: Path, na
     assert weights(fit(method, tmp_path / "killed").folder) == weights(whole.folder)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", [3, None])
 def test_only_the_same_arrays_and_arguments_continue_a_run(
     tmp_path: Path, seed: int | None

@@ -161,6 +161,7 @@ def test_void_messages_in_a_row_end_the_run(composed: Compose, tmp_path: Path) -
     assert len(lines(tmp_path / "run")) == 4
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("keys", "error", "told"),
     [

@@ -214,6 +214,7 @@ def test_a_private_generator_over_a_public_one_is_no_start(
     assert "generator.safetensors is not what its privacy.json says was trained on public" in said
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("key", ["start=/elsewhere", "policy=/elsewhere.toml"])
 def test_a_private_run_does_not_call_itself_public(key: str, tmp_path: Path) -> None:
     said = refused(tmp_path, "seed=null", "public=true", key)

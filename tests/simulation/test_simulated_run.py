@@ -197,6 +197,7 @@ def test_a_run_with_shared_noise_is_the_same_in_two_engines_and_says_what_it_ass
         assert ours["signal_to_noise"] == pytest.approx(theirs["signal_to_noise"], abs=1e-3)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 def test_the_local_statement_adds_image_and_label(configured: Configure, mechanism: str) -> None:
     settings = configured("mode=ldp", f"mechanism={mechanism}", "eps=20", "clients=3")
@@ -229,6 +230,7 @@ def test_an_unmatched_run_is_reported_so(configured: Configure) -> None:
     assert training["lam"] != training["matched_cost"]["lam"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["central", "ldp"])
 def test_the_words_say_what_is_protected_from_whom(configured: Configure, mode: str) -> None:
     stated = _stated(configured(f"mode={mode}"))
@@ -375,6 +377,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_sentence(
 # --- what is refused leaves nothing --------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.quick("clients=*", "eps=*", "data=mnist*")
 @pytest.mark.parametrize(
     ("overrides", "message"),

@@ -59,6 +59,7 @@ def test_settings_lead_back_to_their_strategy(make_central, make_local, make_gen
         assert type(strategy_of(made.settings, make_generator(), b"server")) is type(made)
 
 
+@pytest.mark.medium
 def test_an_unknown_method_is_named_with_those_there_are():
     with pytest.raises(ConfigError, match=r"privatize_once\. Did you mean dp_sinkhorn\?"):
         settings_of(config(name="dp_sinkhron"), "run")

@@ -240,6 +240,7 @@ def test_ordinary_and_far_points_keep_the_bound(offset: float) -> None:
             assert float((whole - oblivious_record_field(**less)).norm()) <= bound
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("lam", [1.0, 1e20])
 @pytest.mark.parametrize("offset", [1e6, 1e8, 1e10, 1e14])
 def test_nearly_equal_points_far_from_the_origin_keep_the_bound(offset: float, lam: float) -> None:

@@ -49,6 +49,7 @@ def transport(x: Tensor, y: Tensor, cost: GroundCost, lam: float) -> float:
     return float(solve(cost(x, y), lam, tolerance=1e-12, max_iterations=20000).dual_cost)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("cost", COSTS, ids=str)
 @pytest.mark.parametrize("lam", [0.3, 3.0])
 def test_gradient_equals_finite_differences_of_the_converged_dual(
@@ -93,6 +94,7 @@ def written_out(x: Tensor, y: Tensor, n: int, n_extra: int, cost: GroundCost, la
     return 2.0 * transport(x[:n], y, cost, lam) - against_self
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("n_extra", [0, 1, 3, 5])
 @pytest.mark.parametrize("cost", COSTS, ids=str)
 def test_semi_debiased_gradient_equals_finite_differences(cost: GroundCost, n_extra: int) -> None:

@@ -34,6 +34,7 @@ def test_the_costs_agree_at_the_optimum() -> None:
     assert float(solution.marginal_error) < 1e-11
 
 
+@pytest.mark.medium
 @given(seed=st.integers(0, 10_000), lam=st.floats(0.05, 5.0))
 def test_dual_cost_is_a_lower_bound_at_any_potentials(seed: int, lam: float) -> None:
     cost, log_a, log_b = problem(seed)

@@ -212,6 +212,7 @@ def test_no_lambda_and_no_cost_give_nan(
         assert float(columns.abs().sum()) <= 1e-4 + 20.0 * resolution
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("lam", [0.02, 0.1, 1.0, 50.0])
 @pytest.mark.parametrize("cost", [L1(), SquaredEuclidean()], ids=str)
 def test_exp_domain_equals_log_domain_in_float32(lam: float, cost: L1 | SquaredEuclidean) -> None:
@@ -325,6 +326,7 @@ def test_the_absorbed_kernel_has_no_empty_row_and_no_subnormal_entry(
     torch.testing.assert_close(entries.amax(0).max(), torch.ones((), dtype=dtype))
 
 
+@pytest.mark.medium
 def test_auto_works_where_the_naive_kernel_underflows() -> None:
     # Costs near 740 at λ = 0.05, DP-Sinkhorn's setting: exp(−C/λ) is zero everywhere.
     cost = 740.0 + 60.0 * cloud(50, 60, seed=30, dtype=torch.float32)

@@ -237,6 +237,7 @@ def _open(barrier: Any, path: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.medium
 def test_processes_may_carry_it_over_at_once(
     old: Path, in_processes: Callable[..., list[int | None]]
 ) -> None:

@@ -102,6 +102,7 @@ def test_the_three_forms_have_10_36_and_62_classes_and_public_sizes() -> None:
         assert sorted("".join(classes_of(choice))) == sorted(CHARACTERS if classes > 10 else DIGITS)
 
 
+@pytest.mark.medium
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.permutations(CHARACTERS[:12]),

@@ -109,6 +109,7 @@ def test_what_is_solved_for_keeps_the_target_under_other_adjacencies():
         assert 9.95 < cost <= 10
 
 
+@pytest.mark.medium
 def test_a_person_at_many_clients_is_not_paid_for_by_less_than_a_use_at_each():
     with pytest.raises(PrivacyError, match="pays for less than one use at each of clients=100"):
         account(rate=0.1, eps=0.5, clients=100, accountants=["pld"])

@@ -84,6 +84,7 @@ def test_a_capacity_costs_nothing_with_the_batch_clip():
         assert fixed.epsilon(0.2, 2.0, 30, 1e-5) == plain.epsilon(0.2, 2.0, 30, 1e-5)
 
 
+@pytest.mark.medium
 def test_an_overflow_is_taken_out_of_delta_with_the_record_clip():
     cost = Cost(RECORD, SPLIT, capacity=180, nominal_records=600)
     overflow = overflow_probability(0.2, 180, 600, 400)

@@ -92,6 +92,7 @@ def _mixture(rate: float, mean: float, sigma: float) -> np.ndarray:
     return (1 - rate) * stats.norm.pdf(_X, 0, sigma) + rate * stats.norm.pdf(_X, mean, sigma)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*-0.0", "*-1.0")
 @pytest.mark.parametrize("eps", [-1.0, -0.1, 0.0, 0.1, 1.0, 2.0])
 @pytest.mark.parametrize(("rate", "sigma"), [(0.2, 1.0), (0.5, 0.7)])

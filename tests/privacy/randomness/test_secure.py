@@ -22,6 +22,7 @@ SIZES = st.integers(1, 10**8)
 SCALES = st.floats(2.0**-126, 2.0**120)
 
 
+@pytest.mark.medium
 @given(SIZES, SCALES, st.floats(1e-3, 2.0**45))
 @settings(max_examples=60, deadline=None)
 def test_opendp_confirms_the_claimed_concentrated_privacy(size, std, multiplier):

@@ -23,6 +23,7 @@ MANIFEST = Path(__file__).resolve().parents[3] / "deploy" / "ray" / "rayjob.yaml
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
+@pytest.mark.medium
 def test_the_job_for_kuberay_is_a_run_that_exists() -> None:
     job = yaml.safe_load(MANIFEST.read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")

@@ -93,6 +93,7 @@ def test_the_options_of_the_public_code(monkeypatch):
     assert published["cnn"] is train_lenet
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("which", "name"), SETS)
 def test_every_classifier_learns_and_leaves_absent_classes_out(which, name):
     images, labels = blobs(400, 0, classes=4)

@@ -61,6 +61,7 @@ def test_the_real_column_is_of_images_the_classifier_never_saw(monkeypatch):
     assert fitted | measured == known
 
 
+@pytest.mark.medium
 def test_fid_is_measured_when_there_are_weights_and_images_enough(monkeypatch):
     """Another network replaces the weights, which are not here, to see where its features go."""
     monkeypatch.setattr(image_quality, "INCEPTION_FEATURES", 30)

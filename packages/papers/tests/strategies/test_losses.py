@@ -304,6 +304,7 @@ def test_impossible_losses_are_refused(
         make_local(**changes)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("loss", ["noisy_w1", "noisy_wgan"])
 def test_a_noisy_run_goes_on_bit_identically(
     make_local: Local,
