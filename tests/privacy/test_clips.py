@@ -367,6 +367,7 @@ def test_an_attack_finds_nothing_in_a_clip_that_keeps_its_promise(clip):
         ({"transform": lambda _, g: g / (1e-9 + g.norm())}, "depends on the"),
         ({"transform": lambda _, g: g - g.mean(0)}, "depends on the"),
         ({"transform": lambda _, g: g.cumsum(0)}, "depends on the"),
+        ({"transform": lambda _, g: g / len(g)}, "depends on the others"),
         ({"transform": lambda _, g: g + torch.randn_like(g)}, "is another each time"),
         ({"sensitivity": property(lambda clip: 0.9 * clip.bound)}, "its sensitivity allows"),
         ({"clip_each": lambda _, g: g.clamp(-1e-9, 1e-9)}, "is not finite"),
