@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -49,15 +49,29 @@ from fedsink.transport import (
 )
 from fedsink.values import checks, given, strictly
 
-_AS_CHOSEN = (
-    "batch", "loss", "cost", "lam", "unmatched", "solver", "max_iterations", "tolerance", "backend",
-    "chunk_size", "quorum", "critic",
-)  # fmt: skip
-"""Options of `strategy` that are settings as they are."""
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions:
+    """Options of the method that are settings as they are; see `PrivatizeOnceSettings`."""
+
+    loss: str = "matched"
+    critic: Mapping[str, Any] | None = None
+    cost: str | None = None
+    lam: float | None = None
+    unmatched: bool = False
+    solver: str = "converged"
+    max_iterations: int = 30
+    tolerance: float = 2e-2
+    backend: str = NATIVE
+    chunk_size: int = 4096
+    quorum: float | None = None
+
+
+LOCAL_OPTIONS = tuple(option.name for option in fields(LocalOptions))
 
 
 @dataclass(frozen=True)
-class PrivatizeOnceSettings(StrategySettings):
+class PrivatizeOnceSettings(LocalOptions, StrategySettings):
     """Everything about a run of the ldp mode; all of it is public.
 
     Attributes:
@@ -95,19 +109,8 @@ class PrivatizeOnceSettings(StrategySettings):
     optimizer: OptimizerSettings
     clients: int
     finite_batch_factor: float = 1.0
-    loss: str = "matched"
-    cost: str | None = None
-    lam: float | None = None
-    unmatched: bool = False
-    solver: str = "converged"
-    max_iterations: int = 30
-    tolerance: float = 2e-2
-    backend: str = NATIVE
-    chunk_size: int = 4096
     run: str = UNNAMED
     shuffling: dict[str, Any] | None = None
-    quorum: float | None = None
-    critic: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         checks.count("rounds", self.rounds)
@@ -198,7 +201,8 @@ class PrivatizeOnceSettings(StrategySettings):
             else shuffling_statement(
                 plan.total_epsilon, plan.delta, config.data.nominal_records, config.shuffler_delta
             ),
-            **{name: chosen[name] for name in _AS_CHOSEN},
+            batch=chosen["batch"],
+            **{name: chosen[name] for name in LOCAL_OPTIONS},
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:

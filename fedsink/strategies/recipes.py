@@ -39,7 +39,12 @@ from fedsink.strategies.central_strategy import check_capacity
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.strategies.gs_wgan import GSWGANSettings
-from fedsink.strategies.privatize_once import PrivatizeOnceSettings, local_plan
+from fedsink.strategies.privatize_once import (
+    LOCAL_OPTIONS,
+    LocalOptions,
+    PrivatizeOnceSettings,
+    local_plan,
+)
 from fedsink.strategies.round_strategy import StrategySettings
 from fedsink.strategies.rule import POINTS, Sizes
 from fedsink.strategies.trainer import OptimizerSettings
@@ -279,7 +284,7 @@ _CRITIC = {
 
 
 @dataclass(frozen=True)
-class EntropicLDP(Method):
+class EntropicLDP(LocalOptions, Method):
     """The entropic Sinkhorn GAN on locally privatized records (Reshetova, Chen, Özgür 2024).
 
     Every record is privatized once, before it leaves its client: Y = f(x) + noise, and its label by
@@ -313,18 +318,7 @@ class EntropicLDP(Method):
     rounds: int | None = None
     batch: int | None = None
     finite_batch_factor: float | None = None
-    loss: str = "matched"
-    critic: Table | None = None
-    cost: str | None = None
-    lam: float | None = None
-    unmatched: bool = False
-    solver: str = "converged"
-    max_iterations: int = 30
-    tolerance: float = 2e-2
-    backend: str = NATIVE
-    chunk_size: int = 4096
     optimizer: Table = field(default_factory=dict)
-    quorum: float | None = None
 
     @property
     def _delta(self) -> float:
@@ -369,12 +363,8 @@ class EntropicLDP(Method):
             clients=clients,
             run=run,
             **self._completed({**rule, "finite_batch_factor": factor}, *_OF_RULE),
-            **{name: getattr(self, name) for name in _AS_CHOSEN},
+            **{name: getattr(self, name) for name in LOCAL_OPTIONS},
         )
 
 
 _OF_RULE = ("rounds", "batch", "finite_batch_factor")
-_AS_CHOSEN = (
-    "loss", "critic", "cost", "lam", "unmatched", "solver", "max_iterations", "tolerance",
-    "backend", "chunk_size", "quorum",
-)  # fmt: skip
