@@ -156,7 +156,7 @@ class CentralAnswer(Answer):
         return released
 
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """What is released, and nothing else."""
+        """The released values, and nothing else."""
         return pack_replies([reply[name] for name in self.parts])
 
 

@@ -25,7 +25,7 @@ NEEDS = {
     **dict.fromkeys(("report", "compare"), "matplotlib"),
     **dict.fromkeys(("node", "fetch", "evaluate", "verify", "audit"), "flwr"),
 }
-"""What the commands need beyond the requirements of fedsink-core, whose extra `node` has flwr."""
+"""Packages of commands beyond the requirements of fedsink-core, whose extra `node` has flwr."""
 
 ALONE = ("simulate", "deploy", "sample", "evaluate", "report", "compare", "operator")
 """The commands that without arguments run, or say what is missing; the others print their help."""

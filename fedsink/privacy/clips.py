@@ -272,7 +272,7 @@ class ClipOfRecords(Clip):
     sampled: ClassVar[bool] = True
 
     def transform(self, gradients: torch.Tensor) -> torch.Tensor:
-        """What becomes of each gradient before it is clipped to Δ: nothing.
+        """Returns each gradient as it is to be clipped to Δ: unchanged.
 
         A clip of one's own overrides this. Its promise, on which the guarantee rests, is that row k
         of the result depends on row k alone, the same way for any number of rows; the norm is

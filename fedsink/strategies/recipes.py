@@ -1,6 +1,6 @@
 """Methods as objects of a program: a generator, what protects the records, the papers' symbols.
 
-What is left out follows the rule (docs/rule.md), from public facts, as `fedsink simulate` has it.
+Values that are left out follow the rule (docs/rule.md), from public facts, as the commands' do.
 
 >>> from fedsink.data.spec import DataSpec
 >>> from fedsink.privacy import PrivacyPlan, RecordClip

@@ -66,7 +66,7 @@ POINTS: dict[str, dict[str, Any]] = {
                    "finite_batch_factor": [1.0, 1.0, 1.0]},
     },
 }  # fmt: skip
-"""What the default recipes of points have (fedsink/conf/recipe/default), whatever their sizes."""
+"""Settings of points of any size, those of the default recipes (fedsink/conf/recipe/default)."""
 
 
 @dataclass(frozen=True)
