@@ -225,7 +225,7 @@ def _published(config: Configuration) -> _Mechanism:
     return clip, PickSchedule(config.clients, config.seed or 0), sigma
 
 
-class GSWGAN(CentralStrategy):
+class GSWGANStrategy(CentralStrategy):
     """Generates X, collects the sums of the clients' critics' gradients at X, steps the generator.
 
     In every round each client that is asked trains all of its M critics on fresh generated rows,

@@ -4,7 +4,7 @@ The algorithm in the paper's order, and the place that computes each step:
 
 | step | | computed by |
 |---|---|---|
-| 1 | draw latents z and labels, generate X = G_θ(z, labels) | `DPSinkhorn._generate` |
+| 1 | draw latents z and labels, generate X = G_θ(z, labels) | `DPSinkhornStrategy._generate` |
 | 2 | self term, for one −Ŵ(X[0:n], X[n′:n+n′]) (Definition 4.3) | `SelfTerm.__call__` |
 | 3 | sample records Y; ∂/∂X of 2Ŵ(X[0:n], Y) and self term; clip to Δ; noise Sσ | a client |
 | 4 | mean over clients; what of the self term's gradient no client adds | `RoundRows` |
@@ -186,7 +186,7 @@ class DPSinkhornSettings(CentralSettings):
         return self.plan.rate * self.nominal_records / self.objective.classes
 
 
-class DPSinkhorn(CentralRounds):
+class DPSinkhornStrategy(CentralRounds):
     """Generates X, collects the clients' noised gradients at X, steps the generator.
 
     In round t client k is asked about the class (k + t) mod C (class schedule), or about all
