@@ -38,15 +38,15 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def check_format(what: str, found: object, *known: int, error: type[FedsinkError]) -> None:
+def check_format(what: str, found: object, *readable: int, error: type[FedsinkError]) -> None:
     """Refuses what is of another format than this fedsink reads; none of it counts as empty.
 
     A missing number counts as 1: earlier versions wrote none.
     """
-    if str(found) not in map(str, known):
+    if str(found) not in map(str, readable):
         raise error(
             f"{what} is of format {str(found)[:20]}, and this fedsink reads "
-            f"{' and '.join(map(str, known))}: use a fedsink that reads it, or restore it if it "
+            f"{' and '.join(map(str, readable))}: use a fedsink that reads it, or restore it if it "
             "was changed."
         )
 
@@ -176,11 +176,11 @@ def strictly(cls: type[T], values: Config, where: str = "") -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is a group of keys, not {values!r}.")
     group = f"{where}." if where else ""
-    known = [f for f in fields(cls) if f.init]  # type: ignore[arg-type]
-    if unknown := sorted(map(str, set(values) - {f.name for f in known})):
-        names = ", ".join(f.name for f in known)
+    accepted = [f for f in fields(cls) if f.init]  # type: ignore[arg-type]
+    if unknown := sorted(map(str, set(values) - {f.name for f in accepted})):
+        names = ", ".join(f.name for f in accepted)
         raise ConfigError(f"Unknown key {group}{unknown[0]}; there are {names}.")
-    needed = (f.name for f in known if f.default is MISSING and f.default_factory is MISSING)
+    needed = (f.name for f in accepted if f.default is MISSING and f.default_factory is MISSING)
     if missing := [name for name in needed if name not in values]:
         raise ConfigError(f"The configuration lacks {group}{missing[0]}.")
     try:

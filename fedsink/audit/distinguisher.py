@@ -64,7 +64,7 @@ class Finding:
 
 def compare(
     plays: Kinds,
-    chosen: int,
+    tuning: int,
     moved: Features,
     *,
     audited: str,
@@ -82,13 +82,13 @@ def compare(
     if gaussian:
         epsilon = partial(gaussian_epsilon, delta=delta)
         kinds.append(("Gaussian trade-off", gaussian_mu, epsilon))
-    counted = sum(map(len, plays)) - 2 * chosen
+    counted = sum(map(len, plays)) - 2 * tuning
     return [
         Finding(
             audited=audited,
             method=method,
             claim=claim,
-            bound=epsilon(lower_bound(plays, chosen, moved, bound, confidence)),
+            bound=epsilon(lower_bound(plays, tuning, moved, bound, confidence)),
             confidence=confidence,
             resolution=epsilon(bound(Guesses(*[counted] * 3), confidence=confidence)),
         )
@@ -97,7 +97,7 @@ def compare(
 
 
 def lower_bound(
-    plays: Kinds, chosen: int, moved: Features, bound: Bound, confidence: float
+    plays: Kinds, tuning: int, moved: Features, bound: Bound, confidence: float
 ) -> float:
     """`bound` of the better of two tests that tell two kinds of plays apart.
 
@@ -112,7 +112,7 @@ def lower_bound(
 
     Args:
         plays: with the canary, (N, F), and without it, (M, F), one row per play.
-        chosen: number of plays of each kind that choose the test. Each of the others was of either
+        tuning: number of plays of each kind that choose the test. Each of the others was of either
             kind by the toss of a coin.
         moved: what the canary moves, (F,), as far as that is known.
         bound: turns guesses into ε, or another measure that grows with it.
@@ -120,10 +120,10 @@ def lower_bound(
     """
     if not all(np.isfinite(kind).all() for kind in plays):
         raise PrivacyError("a play holds a value that is not finite: audit the release.")
-    fit, choose, known, count = (
+    fit, choose, by_moved, count = (
         (plays[0][part], plays[1][part])
         for part in (
-            slice(chosen // 2), slice(chosen // 2, chosen), slice(chosen), slice(chosen, None),
+            slice(tuning // 2), slice(tuning // 2, tuning), slice(tuning), slice(tuning, None),
         )
     )  # fmt: skip
     centre, half = (fit[0].mean(0) + fit[1].mean(0)) / 2.0, np.abs(moved) / 2.0
@@ -143,7 +143,7 @@ def lower_bound(
     proved = best_thresholds(fitted(choose), bound, strict)[1]
     doubtful = best_thresholds(along(choose), bound, 0.5)[1]
     score = fitted if proved > doubtful else along
-    thresholds, _ = best_thresholds(score(known), bound, strict)
+    thresholds, _ = best_thresholds(score(by_moved), bound, strict)
     return float(bound(_guesses(score(count), *thresholds), confidence=confidence))
 
 

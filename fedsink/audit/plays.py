@@ -110,21 +110,21 @@ def audit(
         crowd: Any = {"confidence": confidence, "clients": clients, "colluders": colluders}
         findings.append(audit_one_run(answer, plan, key, canaries, **crowd))
     first = _COINS * clients  # number of clients that have answered
-    chosen = trials // 4
-    counted = 2 * (trials - chosen)
+    tuning = trials // 4
+    counted = 2 * (trials - tuning)
     for audited in [plan] if full is plan else [plan, full]:
         pairs = zip(answer.canaries(audited), answer.canaries(full), strict=True)
         for pair, unsampled in pairs:
             play = Play(answer, pair, clients, colluders)
             tosses = key.stream("tosses", client=first, round=0).uniform(counted) < 0.5
-            present = chosen + int(tosses.sum())
+            present = tuning + int(tosses.sum())
             absent = 2 * trials - present
             findings += compare(
                 (
                     play.seen(pair.present, key, first, present),
                     play.seen(pair.absent, key, first + present * clients, absent),
                 ),
-                chosen,
+                tuning,
                 Play(answer, unsampled, clients, colluders).difference(key),
                 audited=f"{2 * trials} plays of {pair.words}{play.words}",
                 claim=play.claim,

@@ -339,7 +339,7 @@ def client_batch_gradients(
         radius = pool.norm_bound(first.view)
         places = pool.draw_at_most(requests, part, samples)
         for request, clients in _by_request(requests):
-            own = PlaceLayout(clients, places.chosen[clients], places.present[clients])
+            own = PlaceLayout(clients, places.indices[clients], places.present[clients])
             batch = pool.batch(request, own)
             gradients[clients.to(device)] = gradients_at_fixed_work(request, batch, radius)
         return gradients
@@ -348,9 +348,9 @@ def client_batch_gradients(
         place_of = torch.full((len(requests),), -1).index_put(
             (clients,), torch.arange(len(clients))
         )
-        kept = place_of[sample.owners] >= 0
-        asked = Sample(sample.chosen[kept], place_of[sample.owners[kept]], len(clients))
-        for places in asked.in_blocks():
+        belongs = place_of[sample.owners] >= 0
+        of_request = Sample(sample.indices[belongs], place_of[sample.owners[belongs]], len(clients))
+        for places in of_request.in_blocks():
             whose = clients[places.clients].to(device)
             gradients[whose] = _gradients_as_they_come(request, pool.batch(request, places))
     return gradients

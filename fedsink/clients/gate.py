@@ -128,9 +128,9 @@ class LedgerGate:
             )
 
         def keep(reply: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            kept = store.put(name, reply)
+            stored_reply = store.put(name, reply)
             mark()
-            return kept
+            return stored_reply
 
         return Admitted(digests, stored, keep)
 

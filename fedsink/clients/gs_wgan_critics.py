@@ -77,8 +77,8 @@ class Parts:
         """Places of own records, drawn with replacement by uniforms (K·M, …); N for empty parts."""
         each = (-1, *[1] * (uniform.dim() - 1))
         starts, sizes = self.starts.reshape(each), self.sizes.reshape(each)
-        chosen = starts + (uniform * sizes).to(torch.int64)
-        return torch.where(sizes > 0, chosen, len(self.labels) - 1)
+        indices = starts + (uniform * sizes).to(torch.int64)
+        return torch.where(sizes > 0, indices, len(self.labels) - 1)
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,10 @@ class Fakes:
 
     def appended(self, rows: Tensor, labels: Tensor, history: int) -> Fakes:
         """Returns the rows with a message's appended, cut to the last `history` messages."""
-        kept = history * len(rows)
-        return Fakes(torch.cat([self.rows, rows])[-kept:], torch.cat([self.labels, labels])[-kept:])
+        length = history * len(rows)
+        return Fakes(
+            torch.cat([self.rows, rows])[-length:], torch.cat([self.labels, labels])[-length:]
+        )
 
     def draw(self, uniform: Tensor, labels: Tensor, classes: int) -> Tensor:
         """Places of rows of the given labels, drawn by uniforms; of any where a class has none."""
@@ -232,21 +234,21 @@ class _Lesson:
         """True if the critics see records under another label too."""
         return self.training.mismatch > 0.0 and self.critic.classes > 1
 
-    def step(self, chosen: Tensor, fakes: Tensor, shares: Tensor, other: Tensor | None) -> None:
+    def step(self, indices: Tensor, fakes: Tensor, shares: Tensor, other: Tensor | None) -> None:
         """Takes one step of each critic on its own B pairs.
 
         Args:
-            chosen: places of its records, (K·M, B).
+            indices: places of its records, (K·M, B).
             fakes: rows paired with the records, (K·M, B, D).
             shares: of the fakes in the midpoints, (K·M, B).
             other: uniforms that choose other labels, (K·M, B); None: no other labels are used.
         """
-        training, labels = self.training, self.parts.labels[chosen]
+        training, labels = self.training, self.parts.labels[indices]
         losses = partial(
             wgan_gp_losses,
             self.critic,
             fakes=fakes,
-            records=self.parts.records[chosen],
+            records=self.parts.records[indices],
             shares=shares,
             labels=labels,
             penalty=training.penalty,
@@ -278,11 +280,11 @@ def _train(lesson: _Lesson, shown: Sequence[Fakes], trained: int, coins: Sequenc
     counts = [kinds * steps * parts.critics * batch] * len(coins)
     drawn = uniforms(coins, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
     record, fake, share, *other = drawn.to(lesson.weights.device).transpose(0, 1).flatten(1, 2)
-    chosen = parts.draw(record)
-    partners, rows = _partners(classes, parts.critics, shown, fake, parts.labels[chosen])
+    indices = parts.draw(record)
+    partners, rows = _partners(classes, parts.critics, shown, fake, parts.labels[indices])
     for t in range(steps):
         fakes = rows[partners[:, t]]
-        lesson.step(chosen[:, t], fakes, share[:, t], other[0][:, t] if other else None)
+        lesson.step(indices[:, t], fakes, share[:, t], other[0][:, t] if other else None)
 
 
 def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) -> None:
@@ -303,11 +305,11 @@ def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) ->
         drawn = uniforms(streams, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
         drawn = drawn.to(generators.device).transpose(0, 1).flatten(1, 2)
         (record, share, *other), latents = drawn[: -local.latent], drawn[-local.latent :]
-        chosen, latents = parts.draw(record), latents.movedim(0, -1)
-        labels = parts.labels[chosen]
+        indices, latents = parts.draw(record), latents.movedim(0, -1)
+        labels = parts.labels[indices]
         for t in range(training.steps):
             fakes = local.points(generators, latents[:, t], labels[:, t])
-            lesson.step(chosen[:, t], fakes, share[:, t], other[0][:, t] if other else None)
+            lesson.step(indices[:, t], fakes, share[:, t], other[0][:, t] if other else None)
 
         z, of = latents[:, -1], labels[:, -1]
 

@@ -85,7 +85,7 @@ class Node:
         self._key = settings.key()
         self._policy = policy_of(settings)
         self._device = device_named(settings.device, "A client's device")
-        self._kept: tuple[tuple[str, bytes, bytes], Mapping[str, Tensor]] | None = None
+        self._last: tuple[tuple[str, bytes, bytes], Mapping[str, Tensor]] | None = None
         if self._policy is not None and (days := self._policy.state_days) is not None:
             forget(self._policy.states, days)
             Sessions(self._policy.sessions).wipe(days)
@@ -178,12 +178,12 @@ class Node:
 
     def _reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
         """Returns the tensors of a reply whose message has been checked."""
-        if self._kept is not None and self._kept[0] == (
+        if self._last is not None and self._last[0] == (
             answer.name,
             self._reserved(answer),
             digest,
         ):
-            return self._kept[1]
+            return self._last[1]
         admitted = self._admission(answer, digest)
         reply = admitted.stored
         if reply is None:
@@ -193,7 +193,7 @@ class Node:
             if admitted.keep is not None:
                 reply = admitted.keep(reply)
         if answer.in_parts:
-            self._kept = (answer.name, self._reserved(answer), digest), reply
+            self._last = (answer.name, self._reserved(answer), digest), reply
         return reply
 
     def admit(self, answer: Answer, digest: bytes, *, checked: bool = False) -> Admitted:
@@ -304,7 +304,7 @@ class Node:
         charges, rule = ledger.charged(self._lineage, run)
         if not charges and not also_none:
             return None
-        said = ChargeStatement(
+        statement = ChargeStatement(
             run=run,
             client=self.client,
             clients=self.settings.clients,
@@ -313,7 +313,7 @@ class Node:
             day=date_of(today()),
             charges=tuple(charges),
         )
-        return said.signed(NodeIdentityKey.at(self._policy.state))
+        return statement.signed(NodeIdentityKey.at(self._policy.state))
 
     def note_refusal(self, error: ReleaseRefusedError) -> None:
         """Counts a refusal in the ledger of a node under a policy, for its owner to see."""

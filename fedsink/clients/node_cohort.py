@@ -137,7 +137,7 @@ class NodeCohort:
             else:
                 answer = kind(content.requests)
             # Without a key that binds noise to the message, the message is not hashed.
-            message = b"" if self._settings.seed is not None else answer.digest(content.said)
+            message = b"" if self._settings.seed is not None else answer.digest(content.payload)
         except Exception as error:
             return None, dict.fromkeys(clients, failure_code(error, clients[0]))
         admissions: dict[Node, Admitted] = {}

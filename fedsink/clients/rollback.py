@@ -99,8 +99,8 @@ class Receipts:
                         f"a receipt cannot be kept in {self._folder} ({error.strerror}): make room "
                         "or fix its permissions."
                     ) from None
-        kept = sorted(self._folder.glob("ahead-*.receipt"))
-        for path in kept:
+        paths = sorted(self._folder.glob("ahead-*.receipt"))
+        for path in paths:
             receipt = path.read_text(errors="replace")
             number = self._number(receipt)
             if number is None or not self._holds(ledger, number, receipt):
@@ -109,7 +109,7 @@ class Receipts:
                     "back or replaced, and charges are missing: restore the latest one (and then "
                     f"remove {path}, if that is damaged)."
                 )
-        for path in kept:
+        for path in paths:
             path.unlink(missing_ok=True)
 
     def _receipt(self, number: int, seal: bytes) -> str:

@@ -77,11 +77,13 @@ class Shard:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, chosen: Tensor) -> Shard:
+    def part(self, indices: Tensor) -> Shard:
         """Returns the chosen records, by their indices."""
-        images, labels = (values[chosen.to(values.device)] for values in (self.images, self.labels))
+        images, labels = (
+            values[indices.to(values.device)] for values in (self.images, self.labels)
+        )
         users, slots = (
-            None if numbers is None else numbers[chosen.to(numbers.device)]
+            None if numbers is None else numbers[indices.to(numbers.device)]
             for numbers in (self.users, self.slots)
         )
         return Shard(images, labels, users, slots)

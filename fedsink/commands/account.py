@@ -144,9 +144,9 @@ def _local(
     total = image.epsilon + (label_eps or 0.0)
     values = {"eps": f"{total:,.6g}", "delta": f"{image.delta:g}"}
     if label is not None:
-        kept = f"kept with probability {label.keep_probability:.4f}"
+        probability = f"kept with probability {label.keep_probability:.4f}"
         values["eps of the image"] = f"{image.epsilon:,.6g}"
-        values["eps of the label"] = f"{label.epsilon:,.6g} ({kept})"
+        values["eps of the label"] = f"{label.epsilon:,.6g} ({probability})"
     values |= {
         "sigma": f"{image.scale:,.6g}",
         "sensitivity": f"{image.diameter:,.6g} ({image.norm.upper()})",

@@ -102,13 +102,13 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 def _state(rest: Sequence[str]) -> int:
     from fedsink.protocol.requests import given_name
 
-    known: dict[str, Parser] = {
+    parsers: dict[str, Parser] = {
         "policy": Path,
         "run": given_name,
         "client": whole(0),
         "clients": whole(1),
     }
-    keys = parse(rest, known, of="ledger", needs=tuple(known))
+    keys = parse(rest, parsers, of="ledger", needs=tuple(parsers))
     if keys["client"] >= keys["clients"]:
         raise ConfigError(f"client={keys['client']} is none of clients={keys['clients']}.")
     from fedsink.clients.node import Node

@@ -106,14 +106,14 @@ class LabelledData:
             raise ConfigError(
                 "data.clients_file selects users, and this source tells none apart: leave it out."
             )
-        kept = torch.isin(self.users, torch.tensor(sorted(numbers), dtype=torch.int64))
-        if not bool(kept.any()):
+        mask = torch.isin(self.users, torch.tensor(sorted(numbers), dtype=torch.int64))
+        if not bool(mask.any()):
             raise DataError(
                 "data.clients_file marks none of the users of these records True; name the list "
                 "that belongs to data.root."
             )
-        slots = None if self.slots is None else self.slots[kept]
-        return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
+        slots = None if self.slots is None else self.slots[mask]
+        return LabelledData(self.values[mask], self.labels[mask], self.users[mask], slots)
 
 
 def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
@@ -229,4 +229,4 @@ def participants(path: str | Path) -> frozenset[int]:
         ) from error
     if not any(marks.values()):
         raise DataError(f"{path} marks no user True; correct data.clients_file.")
-    return frozenset(number_of(user) for user, chosen in marks.items() if chosen)
+    return frozenset(number_of(user) for user, takes_part in marks.items() if takes_part)

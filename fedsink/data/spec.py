@@ -67,11 +67,11 @@ class DataSpec:
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
         """The description in a `data` table, without what earlier versions wrote there."""
-        stated = {k: v for k, v in values.items() if k not in ("corrupt", "relabel")}
+        options = {k: v for k, v in values.items() if k not in ("corrupt", "relabel")}
         relabel = values.get("relabel")
         if isinstance(relabel, Mapping) and "classes" in relabel:
-            stated["classes"] = relabel["classes"]  # of the source that drew these records
-        return strictly(cls, stated, "data")
+            options["classes"] = relabel["classes"]  # of the source that drew these records
+        return strictly(cls, options, "data")
 
     def __post_init__(self) -> None:
         if not _is_list(self.shape, int) or len(self.shape) not in (1, 3) or min(self.shape) < 1:

@@ -167,11 +167,11 @@ def evaluate(suite: str, draw: Draw, train: Labelled, test: Labelled, options: O
         ModelError: synthetic images that are not finite, or a file of other weights.
         ValueError: runs or threads below 1.
     """
-    chosen = check_suite(suite, options.classifiers)
+    classifiers = check_suite(suite, options.classifiers)
     filled = replace(
         options,
-        runs=chosen.runs if options.runs is None else options.runs,
-        reference=chosen.reference if options.reference is None else options.reference,
+        runs=classifiers.runs if options.runs is None else options.runs,
+        reference=classifiers.reference if options.reference is None else options.reference,
     )
     return SUITES.find(suite)(draw, train, test, filled)
 
@@ -179,13 +179,12 @@ def evaluate(suite: str, draw: Draw, train: Labelled, test: Labelled, options: O
 def check_suite(suite: str, classifiers: str) -> ClassifierSet:
     """Returns the set of classifiers; raises ConfigError where it does not belong to the suite."""
     SUITES.find(suite)
-    chosen = CLASSIFIERS.find(classifiers)
-    if chosen.suites and suite not in chosen.suites:
+    found = CLASSIFIERS.find(classifiers)
+    if found.suites and suite not in found.suites:
         raise ConfigError(
-            f"classifiers={classifiers} belongs to suite={chosen.suites[0]}; received "
-            f"suite={suite}."
+            f"classifiers={classifiers} belongs to suite={found.suites[0]}; received suite={suite}."
         )
-    return chosen
+    return found
 
 
 @dataclass(frozen=True)
@@ -250,8 +249,8 @@ def fast(draw: Draw, train: Labelled, test: Labelled, options: Options) -> FastF
     trainers: Mapping[str, ClassifierTrainer] = FAST
     if options.reference or options.classifiers != "ours":
         real = TrainingSet.of(train, classes=classes, origin="real training")
-        chosen = CLASSIFIERS.find(options.classifiers)
-        trainers = chosen.choose(real, seed, options.epsilon).trainers
+        classifiers = CLASSIFIERS.find(options.classifiers)
+        trainers = classifiers.choose(real, seed, options.epsilon).trainers
     if options.reference:
         floor = class_mean_set(real, FLOOR_IMAGES)
         columns["real_accuracy"] = (train, real.origin)

@@ -212,13 +212,13 @@ def sample(
         return torch.cat(rows).cpu() if rows else empty
     quota = _quota(generator.classes, batch_size, mix)
     images = torch.empty(n, *generator.shape, dtype=torch.float32)
-    for chosen in _batches(labels, quota):
-        present = torch.bincount(labels[chosen].cpu(), minlength=len(quota))
+    for part in _batches(labels, quota):
+        present = torch.bincount(labels[part].cpu(), minlength=len(quota))
         missing = (quota - present).clamp_min(0)
         extra = torch.repeat_interleave(torch.arange(len(quota)), missing).to(z.device)
-        z_batch = torch.cat([z[chosen], latent_range * generator.latent(len(extra), stream)])
-        made = generator(z_batch, torch.cat([labels[chosen], extra]))
-        images[chosen.cpu()] = made[: len(chosen)].cpu()
+        z_batch = torch.cat([z[part], latent_range * generator.latent(len(extra), stream)])
+        made = generator(z_batch, torch.cat([labels[part], extra]))
+        images[part.cpu()] = made[: len(part)].cpu()
     return images
 
 

@@ -125,8 +125,8 @@ def spread(files: Mapping[int, Path], at_most: int) -> dict[int, Path]:
     keys = sorted(files)
     if len(keys) > at_most:
         steps = max(1, at_most - 1)
-        chosen = {(len(keys) - 1) * (steps - place) // steps for place in range(at_most)}
-        keys = [keys[place] for place in sorted(chosen)]
+        places_of_keys = {(len(keys) - 1) * (steps - place) // steps for place in range(at_most)}
+        keys = [keys[place] for place in sorted(places_of_keys)]
     return {key: files[key] for key in keys}
 
 

@@ -713,8 +713,8 @@ def attack_clip(clip: ClipOfRecords, *, size: int = 5, seed: int = 0) -> None:
         for rows in (usual, torch.cat([usual, wild]), torch.cat([usual, wild, undefined])):
             rows = rows.to(dtype)
             order = torch.randperm(len(rows), generator=generator)
-            kept, together = rows.clone(), clip.clip_each(rows)
-            assert torch.equal(rows.nan_to_num(), kept.nan_to_num()), (
+            before, together = rows.clone(), clip.clip_each(rows)
+            assert torch.equal(rows.nan_to_num(), before.nan_to_num()), (
                 f"{clip} changes what it is given."
             )
             assert bool(together.isfinite().all()), f"{what} is not finite."

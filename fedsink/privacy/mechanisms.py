@@ -439,9 +439,9 @@ class RandomizedResponse:
 
         Its negative is the label's part of a product channel's matched cost.
         """
-        kept = -math.log1p((self.classes - 1) * math.exp(-self.epsilon))
-        matrix = torch.full((self.classes, self.classes), kept - self.epsilon, dtype=torch.float64)
-        return matrix.fill_diagonal_(kept)
+        stay = -math.log1p((self.classes - 1) * math.exp(-self.epsilon))
+        matrix = torch.full((self.classes, self.classes), stay - self.epsilon, dtype=torch.float64)
+        return matrix.fill_diagonal_(stay)
 
     def estimate_prior(self, privatized_labels: torch.Tensor) -> torch.Tensor:
         """Class frequencies before randomization, float64 (C,), from the answers only.

@@ -368,7 +368,7 @@ class PrivacyPlan:
                 σ is left out and δ alone would pay (see `sigma_for`), or nothing but ε = 0 fits.
         """
         cost = Cost(clip, schedule, adjacency, capacity, nominal_records)
-        stated, solved = None not in (eps, sigma, rounds), sigma is None
+        all_three, solved = None not in (eps, sigma, rounds), sigma is None
         how: dict[str, Any] = {"delta": delta, "accountant": accountant, "cost": cost}
         if sigma is None and eps is not None and rounds is not None:
             uses = cost.uses(checks.count("rounds", rounds))
@@ -390,7 +390,7 @@ class PrivacyPlan:
                     f"eps={eps:g} cannot be told from 0 at delta={delta:g}: ask for a larger eps, "
                     "or for a smaller delta."
                 )
-            if implied > eps * _CONSISTENT or (stated and implied < eps * _AS_STATED):
+            if implied > eps * _CONSISTENT or (all_three and implied < eps * _AS_STATED):
                 raise PrivacyError(
                     f"sigma={sigma:g} and rounds={rounds} at rate={rate:g} cost ε = {implied:.4g}, "
                     f"not eps={eps:g}: leave one of the three out."

@@ -69,7 +69,7 @@ class NoiseKey:
         return cls(EntropyKey())
 
     @classmethod
-    def kept(cls, path: str | Path) -> NoiseKey:
+    def key(cls, path: str | Path) -> NoiseKey:
         """The key in the file PATH, made where there is none; PATH.released notes its rounds.
 
         Raises:
@@ -81,10 +81,10 @@ class NoiseKey:
         if not path.exists() and not journal.exists():
             write_atomic(journal, b"{}", mode=0o600)  # first: a key without one is refused
             SecretKey.create(path, "loop")
-        kept = cls(SecretKey.load(path))
-        kept._lock = path.open("rb")
+        key = cls(SecretKey.load(path))
+        key._lock = path.open("rb")
         try:
-            fcntl.flock(kept._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(key._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PrivacyError(
                 f"the key {path} is open already: two loops would draw the same noise. End the "
@@ -97,8 +97,8 @@ class NoiseKey:
                 f"{journal}, which notes the rounds that the key has released, is missing or "
                 "damaged: restore it, or take another key."
             ) from None
-        kept._journal, kept._released = journal, released
-        return kept
+        key._journal, key._released = journal, released
+        return key
 
     @property
     def kind(self) -> str:

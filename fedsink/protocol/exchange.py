@@ -40,9 +40,9 @@ class Content:
         self._requests, self._record = requests, record
 
     @classmethod
-    def received(cls, said: RecordDict | Packed) -> Content:
+    def received(cls, payload: RecordDict | Packed) -> Content:
         """Wraps a record that has travelled, or its fields and arrays."""
-        return cls(None, lambda: said)
+        return cls(None, lambda: payload)
 
     @classmethod
     def later(cls) -> Content:
@@ -59,14 +59,14 @@ class Content:
         return None if self._requests is None else self._requests()
 
     @cached_property
-    def said(self) -> RecordDict | Packed:
+    def payload(self) -> RecordDict | Packed:
         """Fields and arrays of the message, for `digest`; a record only where one was given."""
         return self._record()
 
     @cached_property
     def record(self) -> RecordDict:
         """The message's content as it travels."""
-        return self.said.record() if isinstance(self.said, Packed) else self.said
+        return self.payload.record() if isinstance(self.payload, Packed) else self.payload
 
 
 @dataclass(frozen=True)

@@ -165,9 +165,9 @@ class CriticRequest(CentralRequest):
                 f"The rows to train against have {self.fakes.shape[1]} coordinates, the others "
                 f"{self.rows.shape[1]}."
             )
-        kept = training.history * len(self.fakes)
-        if kept > MOST_FAKES:
+        rows = training.history * len(self.fakes)
+        if rows > MOST_FAKES:
             raise ValueError(
-                f"The critics would keep {kept} rows to train against, where {MOST_FAKES} is the "
+                f"The critics would keep {rows} rows to train against, where {MOST_FAKES} is the "
                 "most: send fewer, or choose a shorter history."
             )

@@ -19,7 +19,7 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.domain import NOISE_MULTIPLIER, noise_scale
 from fedsink.protocol.packing import unpack
-from fedsink.protocol.requests import UNNAMED, Packable, run_name, stated
+from fedsink.protocol.requests import UNNAMED, Packable, json_fields, run_name
 from fedsink.values import is_number
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class LocalPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON-able values; `from_dict` inverts it."""
-        return stated(self)
+        return json_fields(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> LocalPlan:

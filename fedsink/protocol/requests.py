@@ -75,7 +75,7 @@ def table(value: object) -> dict[str, Any]:
     return value
 
 
-def stated(instance: Any) -> dict[str, Any]:
+def json_fields(instance: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass that are no tensors, as JSON-able values by name."""
     values = {part.name: getattr(instance, part.name) for part in fields(instance)}
     return {
@@ -102,17 +102,17 @@ class Packable:
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Returns the message's fields and its arrays."""
-        said: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         arrays: dict[str, Tensor] = {}
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, Packable):
                 inner, inner_arrays = value.parts()
-                said |= inner
+                values |= inner
                 arrays |= inner_arrays
             elif isinstance(value, Tensor):
                 arrays[part.name] = value
-        return said | stated(self), arrays
+        return values | json_fields(self), arrays
 
     def packed(self) -> Packed:
         """Returns the message's content without Flower's objects."""
@@ -130,7 +130,7 @@ class Packable:
             ProtocolVersionError: it was written under another version of the protocol.
             ValueError: it is malformed, or a reader refuses its field.
         """
-        said, arrays = unpack(record)
+        values, arrays = unpack(record)
 
         def value_of(name: str, hint: Any) -> Any:
             if hint is Tensor:
@@ -139,8 +139,8 @@ class Packable:
                 return hint.from_record(record)
             if get_origin(hint) is Annotated:
                 [read] = hint.__metadata__
-                return read(said[name])
-            return said[name]
+                return read(values[name])
+            return values[name]
 
         try:
             return cls(

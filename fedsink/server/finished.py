@@ -62,8 +62,8 @@ class FinishedRun:
     def _labels(
         self, n: int, stream: Stream, balanced: bool, classes: Sequence[str] | None
     ) -> Tensor:
-        chosen, prior = torch.arange(len(self.prior)), self.prior
-        if len(chosen) == 1 and (balanced or classes is not None):
+        labels, prior = torch.arange(len(self.prior)), self.prior
+        if len(labels) == 1 and (balanced or classes is not None):
             key = "balanced=true" if balanced else "classes="
             raise ConfigError(
                 f"{key} needs a generator that tells classes apart, and that of {self.folder.path} "
@@ -76,8 +76,8 @@ class FinishedRun:
                 )
             if not classes:
                 raise ConfigError("classes= names no class: name one, or leave it out.")
-            chosen = torch.tensor([self.names.index(name) for name in classes])
-            prior = prior[chosen]
+            labels = torch.tensor([self.names.index(name) for name in classes])
+            prior = prior[labels]
             if not balanced and not prior.sum() > 0:
                 raise ConfigError(
                     f"No record of {' or '.join(classes)} was found in training, so that nothing "
@@ -85,9 +85,9 @@ class FinishedRun:
                 )
             prior = prior / prior.sum()
         if balanced:
-            return chosen[torch.arange(n) % len(chosen)][stream.child("order").permutation(n)]
+            return labels[torch.arange(n) % len(labels)][stream.child("order").permutation(n)]
         place = torch.searchsorted(prior.cumsum(0), stream.uniform(n).to(prior))
-        return chosen[place.clamp(max=len(chosen) - 1)]
+        return labels[place.clamp(max=len(labels) - 1)]
 
 
 def shown_map(privacy: Mapping[str, Any]) -> Map | None:
@@ -99,8 +99,8 @@ def shown_map(privacy: Mapping[str, Any]) -> Map | None:
     if privacy.get("model") != "ldp":
         return None  # also after a local start, whose map the run's own method does not know
     start = privacy.get("start")
-    stated = (privacy, start if isinstance(start, Mapping) else {})
-    maps = [map_from_dict(entry["map"]) for entry in stated if entry.get("map")]
+    promises = (privacy, start if isinstance(start, Mapping) else {})
+    maps = [map_from_dict(entry["map"]) for entry in promises if entry.get("map")]
     return max(maps, key=lambda used: used.dimension, default=None)
 
 

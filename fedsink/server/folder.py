@@ -153,8 +153,8 @@ def command_for(command: str, key: str, path: Path) -> str:
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
     """Writes config.yaml: from then on the folder is one that can be resumed."""
-    stated = {"format": FORMAT, "fedsink": __version__, **config}
-    text = yaml.dump(stated, Dumper=_Writer, allow_unicode=True, sort_keys=False)
+    content = {"format": FORMAT, "fedsink": __version__, **config}
+    text = yaml.dump(content, Dumper=_Writer, allow_unicode=True, sort_keys=False)
     write_atomic(folder.config, text.encode())
 
 
@@ -211,11 +211,11 @@ class _Reader(SafeLoader):
     }
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        stated: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
-            if str(key.value) in stated:
+            if str(key.value) in keys:
                 raise ValueError(f"it states the key {str(key.value)[:40]!r} twice")
-            stated.add(str(key.value))
+            keys.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -265,10 +265,10 @@ def check_sums(folder: Path, names: Sequence[str]) -> None:
 def note_sums(folder: Path, names: Sequence[str] = SUMMED) -> None:
     """Writes the sums of these files, those that exist, and keeps the sums of others."""
     target = folder / SUMS
-    known = read_sums(folder) if target.exists() else {}
-    known.pop("nodes.json", None)
+    earlier = read_sums(folder) if target.exists() else {}
+    earlier.pop("nodes.json", None)
     new = {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
-    text = "".join(f"{digest}  {name}\n" for name, digest in sorted((known | new).items()))
+    text = "".join(f"{digest}  {name}\n" for name, digest in sorted((earlier | new).items()))
     write_atomic(target, text.encode())
 
 

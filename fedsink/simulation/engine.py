@@ -106,13 +106,13 @@ def chosen_engine(
     """
     if engine.name != "auto":
         return engine
-    stated = [
+    options = [
         f"engine.{field.name}={value}"
         for field in fields(engine)
         if field.name in _OF_RAY and (value := getattr(engine, field.name)) != field.default
     ]
-    if stated:
-        return replace(engine, name="ray", chosen=f"{', '.join(stated)} is only for Ray")
+    if options:
+        return replace(engine, name="ray", chosen=f"{', '.join(options)} is only for Ray")
     gpus = torch.cuda.device_count() if engine.device == "cuda" else 0
     workers = gpus or cores or usable_cores()
     unit = "GPU" if gpus else "core"

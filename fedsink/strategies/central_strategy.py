@@ -135,11 +135,11 @@ class CentralSettings(StrategySettings):
         `view` (coordinates of the records, as `View.to_dict()`), `classes` (their number) and
         `nominal_records` (N/K of a client). A value out of range is a FedsinkError.
         """
-        chosen, known = config.strategy, dataclasses.fields(cls)
-        names = {field.name for field in known}
-        needed = {field.name for field in known if field.default is dataclasses.MISSING}
+        table, all_fields = config.strategy, dataclasses.fields(cls)
+        names = {field.name for field in all_fields}
+        needed = {field.name for field in all_fields if field.default is dataclasses.MISSING}
         public: dict[str, Any] = {
-            "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+            "optimizer": strictly(OptimizerSettings, table["optimizer"], "strategy.optimizer"),
             "clients": config.clients,
             "accountant": config.accountant,
             "run": run,
@@ -148,8 +148,8 @@ class CentralSettings(StrategySettings):
             "classes": len(config.classes),
             "nominal_records": config.data.nominal_records / config.clients,
         }
-        own = (names & {*chosen} | needed) - {*fields, *public}
-        options = {name: chosen[name] for name in own}
+        own = (names & {*table} | needed) - {*fields, *public}
+        options = {name: table[name] for name in own}
         return cls(**{name: public[name] for name in names & {*public}}, **options, **fields)
 
     @property
@@ -168,8 +168,8 @@ class CentralSettings(StrategySettings):
             self.plan, self.clients, noise, self.sample, self.accountant, self.share, self.integers
         )
 
-    def notice(self, stated: Mapping[str, Any]) -> str | None:
-        return notice(stated, self.share, self.clients, self.sample)
+    def notice(self, privacy: Mapping[str, Any]) -> str | None:
+        return notice(privacy, self.share, self.clients, self.sample)
 
     def rounds_asked(self, client: int, rounds: int) -> int:
         return self.plan.schedule.answered(client, rounds + 1)

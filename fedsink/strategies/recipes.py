@@ -345,11 +345,11 @@ class EntropicLDP(LocalOptions, Method):
 
     def settings(self, data: DataSpec, clients: int, run: str) -> PrivatizeOnceSettings:
         rule = self.rule(data, clients)
-        chosen = rule["map"] if self.map is None else self.map
+        map_or_table = rule["map"] if self.map is None else self.map
         plan, factor = local_plan(
             rule,
             mechanism={"name": self.mechanism, "label_eps": self.label_epsilon},
-            chosen_map=chosen.to_dict() if isinstance(chosen, Map) else chosen,
+            chosen_map=map_or_table.to_dict() if isinstance(map_or_table, Map) else map_or_table,
             shape=data.shape,
             classes=len(data.classes),
             eps=self.epsilon,

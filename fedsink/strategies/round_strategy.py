@@ -120,13 +120,13 @@ class StrategySettings(ABC):
             noise: kind of the clients' noise key, or "node" where each owner decides.
         """
 
-    def stated(self, noise: str) -> dict[str, Any]:
+    def privacy_entries(self, noise: str) -> dict[str, Any]:
         """Returns the content of privacy.json, with the plan that its numbers follow from."""
         plan = {"mode": self.mode, **self.plan.to_dict()}
         return {**self.statement(noise), "method": self.name, "fedsink": __version__, "plan": plan}
 
-    def notice(self, stated: Mapping[str, Any]) -> str | None:
-        """Returns a line for the person who starts the run, given what `stated` returned."""
+    def notice(self, privacy: Mapping[str, Any]) -> str | None:
+        """Returns a line for the person who starts the run, given what `privacy` returned."""
         return None
 
     @property

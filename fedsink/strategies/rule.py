@@ -176,13 +176,13 @@ class Sizes:
         mechanism = local_mechanism(self.mechanism)
         delta = self.delta if mechanism.needs_delta else 0.0
 
-        def known(share: float) -> float:
-            kept = -math.expm1(-share) / (1 + (self.classes - 1) * math.exp(-share))
-            return kept / mechanism.from_epsilon(1.0, self.eps - share, delta).scale
+        def signal(share: float) -> float:
+            contrast = -math.expm1(-share) / (1 + (self.classes - 1) * math.exp(-share))
+            return contrast / mechanism.from_epsilon(1.0, self.eps - share, delta).scale
 
         step = min(0.1, self.eps / 100)
         shares = [step * number for number in range(1, int(self.eps / step / 2) + 1)]
-        return _rounded(max(shares, key=known))
+        return _rounded(max(shares, key=signal))
 
     @property
     def _pool(self) -> int:

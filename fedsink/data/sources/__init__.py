@@ -140,13 +140,13 @@ def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
         return ()
     records = load(spec, split)
     # A name in a file must not move the terminal's cursor.
-    said = [
+    sentences = [
         "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(note))
         for note in _NOTES[spec, split]
     ]
     if repeated := records.repeated():
-        said.append(
+        sentences.append(
             f"{repeated} of {len(records)} records {'is' if repeated == 1 else 'are'} equal to "
             "another one, bit by bit: a guarantee for every record holds for each of them alone."
         )
-    return tuple(said)
+    return tuple(sentences)

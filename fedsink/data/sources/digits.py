@@ -19,9 +19,9 @@ def read(spec: DataSpec, split: str) -> Reading:
     """Returns 1437 training or 360 test digits, pixels x/16 in [0, 1], in a fixed public split."""
     pixels, labels = _embedded()
     test = _test_mask(labels)
-    chosen = test if split == "test" else ~test
-    images = pixels.astype(np.float32)[chosen] / np.float32(16.0)
-    return Reading(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[chosen]))
+    mask = test if split == "test" else ~test
+    images = pixels.astype(np.float32)[mask] / np.float32(16.0)
+    return Reading(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[mask]))
 
 
 def _embedded() -> tuple[np.ndarray, np.ndarray]:

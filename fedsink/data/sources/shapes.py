@@ -78,8 +78,8 @@ def _pictures(kinds: Array, height: int, width: int, random: np.random.Generator
     v = (np.cos(angle) * y - np.sin(angle) * x) / radius
     outside = np.empty_like(u)  # of the form, in radii; negative inside
     for form in np.unique(kinds[:, 1]):
-        chosen = kinds[:, 1] == form
-        outside[chosen] = _OUTSIDE[form](u[chosen], v[chosen])
+        mask = kinds[:, 1] == form
+        outside[mask] = _OUTSIDE[form](u[mask], v[mask])
     cover = np.clip(0.5 - outside * radius, 0.0, 1.0)[:, None]
 
     warm = (kinds[:, 0] == 0)[:, None, None]

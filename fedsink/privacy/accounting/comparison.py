@@ -91,14 +91,14 @@ def solve_account(
     if sigma is not None:
         sigma = checks.positive("sigma", sigma) / claimed
     parameters = {"rate": rate, "sigma": sigma, "rounds": rounds, "eps": eps, "delta": delta}
-    known = {name: value for name, value in parameters.items() if value is not None}
-    if len(known) != len(parameters) - 1:
+    values = {name: value for name, value in parameters.items() if value is not None}
+    if len(values) != len(parameters) - 1:
         received = ", ".join(f"{name}={value}" for name, value in parameters.items())
         raise PrivacyError(
             "exactly one of rate, sigma, rounds, eps and delta is left out and solved for, "
             f"received {received}."
         )
-    given: dict[str, Any] = {n: known[n] for n in ("rate", "sigma", "delta") if n in known}
+    given: dict[str, Any] = {n: values[n] for n in ("rate", "sigma", "delta") if n in values}
     if rounds is not None:
         if checks.count("rounds", rounds) > MOST_USES:
             raise PrivacyError(f"rounds must be at most {MOST_USES:g}, received {rounds:g}.")
@@ -107,7 +107,7 @@ def solve_account(
     def solve(accountant: str) -> float:
         how: dict[str, Any] = {**given, "accountant": accountant}
         if eps is None:
-            cost.check_overflow(known["rate"], given["uses"], known["delta"])
+            cost.check_overflow(values["rate"], given["uses"], values["delta"])
             return cost.epsilon(**how)
         how["cost"] = cost
         if rounds is None:

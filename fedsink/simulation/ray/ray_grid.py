@@ -145,7 +145,7 @@ class RayGrid(SimulationGrid):
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
         block = BLOCK if self._batched is None else self._batched.block
         shares = divide(exchange, len(self.cohorts), block)
-        contents = [broadcast.content.said for broadcast in exchange.broadcasts]
+        contents = [broadcast.content.payload for broadcast in exchange.broadcasts]
         passes = [] if self._admission is None else self._admission.admit(exchange)
         question = Question(contents, passes)
         answered = self.cohorts.ask("add_up", question, shares, exchange.message_type)
@@ -231,7 +231,7 @@ def cohort_of(host: Callable[[Any], Hosted], settings: Any) -> Cohort:
 class Question(NamedTuple):
     """The part of one round's messages that is sent to all cohorts alike."""
 
-    contents: list[Any]  # the distinct ones of the messages, or `Content.said` of the broadcasts
+    contents: list[Any]  # the distinct ones of the messages, or `Content.payload` of the broadcasts
     passes: list[bytes]  # digests of the uses that are charged, where the cohorts have no ledger
 
 

@@ -169,8 +169,8 @@ class History(SelfTerm):
         self._names = [f"history.{kind}" for kind in kinds]
 
     def remember(self, rows: Tensor, kinds: Tensor) -> None:
-        kept = self._past.index_select(0, kinds)[:, 1:]
-        self._past.index_copy_(0, kinds, torch.cat([kept, rows.unsqueeze(1)], dim=1))
+        newer = self._past.index_select(0, kinds)[:, 1:]
+        self._past.index_copy_(0, kinds, torch.cat([newer, rows.unsqueeze(1)], dim=1))
 
     def past(self, kinds: Tensor) -> Tensor:
         """Returns the remembered rows of groups of these kinds, (G, H·n, D)."""

@@ -94,12 +94,12 @@ class DPSinkhornSettings(CentralSettings):
     @classmethod
     def from_config(cls, config: Configuration, run: str, **more: Any) -> Self:
         """Reads the settings of DP-Sinkhorn; `more` are fields of a subclass."""
-        chosen = config.strategy
-        classes, label_weight = len(config.classes), chosen["label_weight"]
-        check_backend(chosen["backend"])
-        clip = CLIPS[checks.choice("clip", config.clip, "record", "batch")](chosen["bound"])
+        table = config.strategy
+        classes, label_weight = len(config.classes), table["label_weight"]
+        check_backend(table["backend"])
+        clip = CLIPS[checks.choice("clip", config.clip, "record", "batch")](table["bound"])
         by_class = (
-            checks.choice("strategy.schedule", chosen["schedule"], "class", "joint") == "class"
+            checks.choice("strategy.schedule", table["schedule"], "class", "joint") == "class"
         )
         schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
         return cls.read(
@@ -107,16 +107,16 @@ class DPSinkhornSettings(CentralSettings):
             run,
             plan=central_plan(config, clip, schedule),
             objective=Objective(
-                lam=chosen["lam"],
+                lam=table["lam"],
                 classes=classes,
-                m=chosen["m"],
+                m=table["m"],
                 label_weight=label_weight if classes > 1 else 0.0,
-                solver=chosen["solver"],
-                cost=chosen["cost"],
-                backend=chosen["backend"],
+                solver=table["solver"],
+                cost=table["cost"],
+                backend=table["backend"],
             ),
             self_term=SelfTermSettings(
-                chosen["self_term"], chosen["history"], chosen["p"], chosen["tether"]
+                table["self_term"], table["history"], table["p"], table["tether"]
             ),
             **more,
         )

@@ -73,12 +73,12 @@ class SelectedByNoisedCounts:
         It computes on a GPU where there is one.
         """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        kept = max(2, len(images) - round(LEFT_OUT * len(images)))
+        size = max(2, len(images) - round(LEFT_OUT * len(images)))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            order = torch.randperm(len(images))[:kept]
+            order = torch.randperm(len(images))[:size]
             network = residual_network(self.name, tuple(images.shape[1:]), classes).to(device)
-            best, chosen = -math.inf, network
+            best, winner = -math.inf, network
             pictures, targets = (2.0 * images[order] - 1.0).to(device), labels[order].to(device)
             started = time.monotonic()
 
@@ -91,8 +91,8 @@ class SelectedByNoisedCounts:
                 count = self._correct(average, device)
                 noised = count + self._noise()
                 if noised >= best:
-                    best, chosen = noised, copy.deepcopy(average)
-        return lambda new: logits(chosen, (2.0 * new - 1.0).to(device)).argmax(dim=1).cpu()
+                    best, winner = noised, copy.deepcopy(average)
+        return lambda new: logits(winner, (2.0 * new - 1.0).to(device)).argmax(dim=1).cpu()
 
     def _correct(self, network: nn.Module, device: torch.device) -> int:
         predicted = logits(network, (2.0 * self._images - 1.0).to(device)).argmax(dim=1).cpu()
@@ -125,13 +125,13 @@ def dpimagebench_set(
     return trainers, real.at(order[size:])
 
 
-def _chosen(real: TrainingSet, seed: int, epsilon: float) -> Chosen:
+def _choice(real: TrainingSet, seed: int, epsilon: float) -> Chosen:
     trainers, rest = dpimagebench_set(real, seed, epsilon)
     return Chosen(trainers, {}, rest)
 
 
 DPIMAGEBENCH = ClassifierSet(
-    _chosen,
+    _choice,
     "DPImageBench's networks, the epoch chosen on noised counts of real images",
     suites=("paper",),
     seconds=EPOCHS * (1 - LEFT_OUT) * CORE_SECONDS,

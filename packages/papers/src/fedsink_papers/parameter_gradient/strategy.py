@@ -87,8 +87,8 @@ class ParameterGradientSettings(DPSinkhornSettings):
 class ParameterGradient(DPSinkhornStrategy):
     """Sends the generator, collects the clients' noised gradients of its weights, steps it.
 
-    Rows, loss, schedule, accounting and optimiser are those of `DPSinkhornStrategy`; the mechanism is
-    applied to JᵀG in P coordinates instead of G in n·D.
+    Rows, loss, schedule, accounting and optimiser are those of `DPSinkhornStrategy`; the mechanism
+    is applied to JᵀG in P coordinates instead of G in n·D.
 
     With `clip=batch` everything that the loss says, the self term's extra rows included, is
     inside the clip. With `clip=record` the server's own field is clipped point by point in the
