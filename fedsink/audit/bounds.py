@@ -24,7 +24,7 @@ from fedsink.values import privacy_checks as checks
 
 _MOST = 60.0  # e^−60 cannot be seen in doubles
 _FEWEST_GUESSES = 16
-_OF_RATE = 0.05  # share of the doubt that is spent on how often a guess is made
+_OF_RATE = 0.05  # part of the doubt that is spent on how often a guess is made
 
 
 class Guesses(NamedTuple):

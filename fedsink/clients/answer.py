@@ -110,7 +110,7 @@ class Answer(ABC):
         most_records: number of records that the plan accounts for; None: any number.
         of_users: the records must tell users apart.
         operator: the signer of the message, by the policy's name; None: signatures are not checked.
-        share: number of clients that the noise is spread over.
+        noise_parts: number of clients that the noise is spread over.
         protected: the reply is noised; False: answered only in a simulation of public data.
     """
 
@@ -125,7 +125,7 @@ class Answer(ABC):
     protected: bool = True
     of_users: bool = False
     operator: str | None = None
-    share: int = 1
+    noise_parts: int = 1
 
     @abstractmethod
     def __init__(self, requests: Sequence[Any]) -> None:
@@ -174,7 +174,7 @@ class Answer(ABC):
         """Returns the plan's charge to the budget.
 
         Args:
-            trusted: charge a share of the noise as the whole noise of the sum it is part of.
+            trusted: charge a part of the noise as the whole noise of the sum it is part of.
         """
 
     @abstractmethod

@@ -53,7 +53,7 @@ class CentralAnswer(Answer):
         self.uses, self.plan = uses, uses[0].plan
         self.size = math.prod(uses[0].reply_shape)
         self.values = sum(math.prod(use.reply_shape) for use in uses)
-        self.run, self.share = uses[0].run, max(use.share for use in uses)
+        self.run, self.noise_parts = uses[0].run, max(use.share for use in uses)
         self.places = [(use.round, use.label) for use in uses]
         self.parts = [str(use.round) for use in uses]
         self.most_records = self.plan.nominal_records
@@ -123,7 +123,8 @@ class CentralAnswer(Answer):
         common = (first.plan, first.run, first.share, first.fixed_point)
         if any((use.plan, use.run, use.share, use.fixed_point) != common for use in self.uses):
             raise ValueError(
-                "The uses of one message belong to one plan and one run, with one share of noise."
+                "The rounds of one message belong to one plan and one run, and divide the noise "
+                "alike."
             )
         capacity, public = self.plan.capacity, data.nominal_records
         if capacity is not None and capacity > public:
@@ -166,14 +167,14 @@ def central_charge(
 ) -> Charge:
     """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`.
 
-    `shared` is the mechanism of a reply with a share of the plan's noise, spread over t′ clients.
+    `shared` is the mechanism of a reply with a part of the plan's noise, spread over t′ clients.
     By itself this client can prove only the ε of its own reply, with σ/√t′, and that ε is charged;
     the plan itself where the aggregation is `trusted`: the owner vouches that nobody sees less than
     a sum with all of the noise. ε holds the cost of integers beside their plan as well
     (`IntegerGaussian.divergence`).
     """
-    share, beside = (1, 0.0) if shared is None else (shared.sharers, shared.divergence)
-    charged = plan if trusted else plan.with_noise(1 / share)
+    parts, beside = (1, 0.0) if shared is None else (shared.parts, shared.divergence)
+    charged = plan if trusted else plan.with_noise(1 / parts)
     spread = {} if shared is None else {**shared.entries(), "aggregation_trusted": trusted}
     return Charge(
         adjacency=plan.adjacency,

@@ -193,7 +193,7 @@ def client_gradient(
     it is Σ_j clip(g_j, Δ) + N(0, (σΔ)² I), where record j contributes
     g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ); X and f are public.
     The release is (n, D) float32; a request that spreads the noise over several clients gets int64
-    with a share of it (`IntegerGaussian`). `stream` maps a purpose ("sample", "noise") to this
+    with a part of it (`IntegerGaussian`). `stream` maps a purpose ("sample", "noise") to this
     round's keyed randomness.
 
     Guarantees:

@@ -166,7 +166,7 @@ def critic_gradients(
     Each client releases Σ_m clip(∂D_m/∂X, C) + N(0, (2Cσ)² I) over its M critics, each of which
     has been trained on its own part of the records; see `critic_totals`. With a rate q < 1 the sum
     is over the critics that are asked, each with probability q, and all are trained. The sums are
-    float32; a request that spreads the noise over several clients gets int64 with a share of it
+    float32; a request that spreads the noise over several clients gets int64 with a part of it
     (`IntegerGaussian`).
 
     Guarantees:

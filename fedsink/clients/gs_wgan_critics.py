@@ -234,13 +234,13 @@ class _Lesson:
         """True if the critics see records under another label too."""
         return self.training.mismatch > 0.0 and self.critic.classes > 1
 
-    def step(self, indices: Tensor, fakes: Tensor, shares: Tensor, other: Tensor | None) -> None:
+    def step(self, indices: Tensor, fakes: Tensor, mixing: Tensor, other: Tensor | None) -> None:
         """Takes one step of each critic on its own B pairs.
 
         Args:
             indices: places of its records, (K·M, B).
             fakes: rows paired with the records, (K·M, B, D).
-            shares: of the fakes in the midpoints, (K·M, B).
+            mixing: weights of the fakes in the points between, (K·M, B).
             other: uniforms that choose other labels, (K·M, B); None: no other labels are used.
         """
         training, labels = self.training, self.parts.labels[indices]
@@ -249,7 +249,7 @@ class _Lesson:
             self.critic,
             fakes=fakes,
             records=self.parts.records[indices],
-            shares=shares,
+            mixing=mixing,
             labels=labels,
             penalty=training.penalty,
             drift=training.drift,
@@ -279,12 +279,12 @@ def _train(lesson: _Lesson, shown: Sequence[Fakes], trained: int, coins: Sequenc
     kinds = 3 + lesson.mismatched
     counts = [kinds * steps * parts.critics * batch] * len(coins)
     drawn = uniforms(coins, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
-    record, fake, share, *other = drawn.to(lesson.weights.device).transpose(0, 1).flatten(1, 2)
+    record, fake, mixing, *other = drawn.to(lesson.weights.device).transpose(0, 1).flatten(1, 2)
     indices = parts.draw(record)
     partners, rows = _partners(classes, parts.critics, shown, fake, parts.labels[indices])
     for t in range(steps):
         fakes = rows[partners[:, t]]
-        lesson.step(indices[:, t], fakes, share[:, t], other[0][:, t] if other else None)
+        lesson.step(indices[:, t], fakes, mixing[:, t], other[0][:, t] if other else None)
 
 
 def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) -> None:
@@ -304,12 +304,12 @@ def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) ->
     for _ in range(training.warm_generator):
         drawn = uniforms(streams, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
         drawn = drawn.to(generators.device).transpose(0, 1).flatten(1, 2)
-        (record, share, *other), latents = drawn[: -local.latent], drawn[-local.latent :]
+        (record, mixing, *other), latents = drawn[: -local.latent], drawn[-local.latent :]
         indices, latents = parts.draw(record), latents.movedim(0, -1)
         labels = parts.labels[indices]
         for t in range(training.steps):
             fakes = local.points(generators, latents[:, t], labels[:, t])
-            lesson.step(indices[:, t], fakes, share[:, t], other[0][:, t] if other else None)
+            lesson.step(indices[:, t], fakes, mixing[:, t], other[0][:, t] if other else None)
 
         z, of = latents[:, -1], labels[:, -1]
 

@@ -219,8 +219,8 @@ class Node:
         Every way to a reply leads through here, whatever the engine.
         """
         if self._policy is not None:
-            if answer.share > 1 and not masked:
-                self._policy.check_unmasked(answer.share)
+            if answer.noise_parts > 1 and not masked:
+                self._policy.check_unmasked(answer.noise_parts)
             answer.check_policy(self._policy)
         answer.check_turn(self.client, self.settings.clients)
         if checked:
@@ -255,7 +255,7 @@ class Node:
         if self._policy is None:
             return answer.charge(trusted=False)
         charge = answer.charge(trusted=self._policy.trusts_aggregation)
-        if answer.share == 1:  # the noise is its own, and so is the price
+        if answer.noise_parts == 1:  # the noise is its own, and so is the price
             return charge
         return replace(charge, plan={**charge.plan, WORDS: self._policy.price_words})
 

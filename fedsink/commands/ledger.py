@@ -184,11 +184,11 @@ def _shown(database: Database | None, policy: Policy | None) -> str:
 
 
 def _method(run: RunReport) -> str | None:
-    share = run.plan.get("share", 1)
-    if share == 1:
+    parts = run.plan.get("share", 1)
+    if parts == 1:
         return run.method
     of_sum = run.plan.get("aggregation_trusted")
-    return f"{run.method}, {'charged as a sum' if of_sum else 'a share of noise'} of {share}"
+    return f"{run.method}, {'charged as a sum' if of_sum else 'a part of the noise'} of {parts}"
 
 
 def _left(ceiling: float | None, spent: float | None) -> float | None:

@@ -279,7 +279,7 @@ class PooledPower(ImageMap):
     Channels are normalised jointly.
 
     Attributes:
-        block: cells along each side; they may cut pixels, which count by their share of area.
+        block: cells along each side; they may cut pixels, which count by their fraction of area.
         power: γ ≥ 1.
         norm: norm of the division and of the guarantee.
         black, white: only for `render`, the brightness, as a fraction of the picture's

@@ -142,7 +142,7 @@ def deployed_settings(
     `values` are from `deployable`, or stored by an earlier process; `folder` is the run's on the
     server's disk, and `run` holds its name and server_seed.
     """
-    # Nothing adds nodes' replies up before the server has them: shares of noise need masks.
+    # Nothing adds nodes' replies up before the server has them: parts of the noise need masks.
     noise: dict[str, Any] = {**values["noise"], "dropouts": 0.0}
     noise["masked"] = noise["share"] == SECURE_AGGREGATION
     # A start lies at the server, which adds its place.

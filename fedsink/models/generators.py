@@ -231,10 +231,10 @@ def _quota(classes: int, batch_size: int, mix: Tensor | None) -> Tensor:
         raise ModelError(
             f"mix must hold {classes} non-negative class proportions, got {weights.tolist()}."
         )
-    shares = weights / total * batch_size
-    quota = shares.floor()
+    exact = weights / total * batch_size
+    quota = exact.floor()
     rest = batch_size - int(quota.sum())
-    quota[(shares - quota).argsort(descending=True, stable=True)[:rest]] += 1
+    quota[(exact - quota).argsort(descending=True, stable=True)[:rest]] += 1
     return quota.to(torch.int64)
 
 

@@ -133,7 +133,7 @@ def spread(files: Mapping[int, Path], at_most: int) -> dict[int, Path]:
 def pictures(
     described: Sequence[tuple[Path, str, str]], most_bytes: int = MOST_BYTES
 ) -> list[Picture]:
-    """Makes pictures of PNG files, each scaled down until it takes at most its share of bytes.
+    """Makes pictures of PNG files, each scaled down until it takes at most its part of the bytes.
 
     Args:
         described: files, each with its alternative text and its caption.
@@ -142,8 +142,8 @@ def pictures(
     Raises:
         CheckpointError: a file is not a PNG.
     """
-    share = most_bytes // max(1, len(described))
-    return [_picture(path, alt, caption, share) for path, alt, caption in described]
+    each = most_bytes // max(1, len(described))
+    return [_picture(path, alt, caption, each) for path, alt, caption in described]
 
 
 def _picture(path: Path, alt: str, caption: str, most_bytes: int) -> Picture:

@@ -1,7 +1,7 @@
 """Central mode: generated images go out, clipped and noised gradients come back.
 
 One message may ask for several uses of the mechanism, each a round of the
-plan with its own rows; they share plan, objective, view, run and share of the noise. The arrays of
+plan with its own rows; they share plan, objective, view, run and division of the noise. The arrays of
 a message have the uses as their leading dimension, and so has the gradient of the answer.
 """
 

@@ -76,7 +76,7 @@ class Broadcast:
     content: Content  # of the message to each client
     nodes: Mapping[int, int]  # client number → node id, in increasing order of clients
     shape: tuple[int, ...]  # of the finite values that each reply holds, all uses included
-    sharers: int = 1  # t′, number of replies whose noise adds up to the plan's
+    noise_parts: int = 1  # t′, number of replies whose noise adds up to the plan's
     fixed_point: FixedPoint | None = None  # of replies that are integers; None: they are floats
     cohort: Sequence[int] = ()  # all clients that the schedule asks the same, connected or not
     round: int = 0  # the first that the content asks for; it names the sum under masks

@@ -36,7 +36,7 @@ class LocalPlan:
 
     mechanism: str  # name of a local mechanism (`fedsink.privacy.LOCAL_MECHANISMS`)
     map: Map  # f, the data-independent map whose image has a public diameter
-    epsilon: float  # ε_x, the image's share
+    epsilon: float  # ε_x, the image's part of ε
     delta: float = 0.0  # δ of a mechanism that needs one, else 0
     label_epsilon: float | None = (
         None  # ε_l, randomized response on the label; None: no label leaves

@@ -264,7 +264,7 @@ class StatedCharge:
     """One plan that a run was charged for."""
 
     adjacency: str  # of the account
-    plan: Mapping[str, Any]  # complete; of a share of noise also how it is shared
+    plan: Mapping[str, Any]  # complete; of a part of the noise also how it is shared
     epsilon: float | None  # None: the account has no ceiling
     delta: float
     rounds: int  # number of rounds that were answered
@@ -287,7 +287,7 @@ class ChargeStatement:
     client: int  # the node's number in it
     clients: int  # number of clients that its owner expects to take part
     noise: str  # how it draws noise, as privacy.json says it: "secret" or "secure"
-    aggregation: str  # the policy's rule for shares of the noise, as it was charged
+    aggregation: str  # the policy's rule for parts of the noise, as it was charged
     day: str  # of the signature, by the node's clock (UTC)
     charges: tuple[StatedCharge, ...]  # none: the node has answered nothing of the run
 

@@ -156,8 +156,9 @@ def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, A
             f"The run in {path} is damaged: {recorded.folder.privacy.name} is missing."
         )
     prior = result.get("label_prior")
-    shares = [as_float(share) for share in prior] if isinstance(prior, list) else []
-    if not shares or not all(0.0 <= share <= 1.0 for share in shares) or not sum(shares) > 0.0:
+    fractions = [as_float(fraction) for fraction in prior] if isinstance(prior, list) else []
+    within = all(0.0 <= fraction <= 1.0 for fraction in fractions)
+    if not (fractions and within and sum(fractions) > 0.0):
         raise CheckpointError(
             f"The run in {path} is damaged: label_prior in {recorded.folder.metrics.name} is no "
             "list of probabilities."

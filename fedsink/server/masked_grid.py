@@ -133,7 +133,7 @@ class _Cohort:
             clients=clients,
             bits=broadcast.fixed_point.bits,
             length=int(np.prod(broadcast.shape)),
-            minimum=min(max(2, broadcast.sharers), len(clients)),
+            minimum=min(max(2, broadcast.noise_parts), len(clients)),
         )
         self.session = ServerSession(self.parameters)
         self.void: VoidMessageError | None = None  # why there is no sum

@@ -240,7 +240,7 @@ def _check_nodes(
             if 0 < charged < fewest:
                 verdict.reasons.append(
                     f"{charged} clients of the cohort of client {members[0]} were charged, and its "
-                    f"sums need {fewest} shares of the noise."
+                    f"sums need {fewest} parts of the noise."
                 )
     if plan.entries.get("shuffling", {}).get("epsilon") is not None:
         verdict.gaps.append("No node vouches for a shuffler, or for the number of its reports.")

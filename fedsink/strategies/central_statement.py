@@ -187,7 +187,7 @@ def _shared_noise(
     """Returns the entries `epsilon_without_aggregator` and `noise_share` of privacy.json."""
     tolerated, sizes = share.tolerate_dropouts, share.cohorts(plan.schedule, clients)
     largest, grid = integers[-1], integers[-1].fixed_point
-    most = largest.sharers - 1  # all who must answer, except one
+    most = largest.parts - 1  # all who must answer, except one
     colluders = sorted({min(x, most) for x in (1, -(-sizes[-1] // 10), -(-sizes[-1] // 3), most)})
     hidden = min(map(most_colluders, sizes)) if share.masked else most
     left = {x: share.left(plan, clients, x if x <= hidden else most) for x in colluders}
@@ -214,7 +214,7 @@ def _shared_noise(
                 * min(clients, plan.schedule.cohorts),
             ),
             "cohorts": [
-                {"clients": m, "sharers": one.sharers, "noise_std": one.std}
+                {"clients": m, "sharers": one.parts, "noise_std": one.std}
                 for m, one in zip(sizes, integers, strict=True)
             ],
             "colluders": [

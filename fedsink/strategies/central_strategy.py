@@ -215,17 +215,17 @@ class CentralSettings(StrategySettings):
             radius=plan.clip.reach(self.most_sampled),
             tolerate_dropouts=spared,
         )
-        return tuple(replace(largest, sharers=m - spared) for m in cohorts)
+        return tuple(replace(largest, parts=m - spared) for m in cohorts)
 
     @property
     def adds_up(self) -> bool:
-        shared = bool(self.integers) and all(one.sharers > 1 for one in self.integers)
+        shared = bool(self.integers) and all(one.parts > 1 for one in self.integers)
         return shared and self.plan.clip.per_record
 
     def noise_of(self, client: int) -> tuple[int, FixedPoint | None]:
         """Returns t′ and the fixed point of a request to a client; (1, None): the whole noise."""
         shared = self._shared(client)
-        return (1, None) if shared is None else (shared.sharers, shared.fixed_point)
+        return (1, None) if shared is None else (shared.parts, shared.fixed_point)
 
     def use(self, round: int, client: int) -> dict[str, Any]:
         """Returns the fields of a `CentralRequest` to a client, for one use of the plan."""
@@ -243,8 +243,8 @@ class CentralSettings(StrategySettings):
         return self.plan.noise_std if shared is None else shared.std
 
     def _shared(self, client: int) -> IntegerGaussian | None:
-        sharers = self.share.sharers(self.plan.schedule, client, self.clients)
-        found = (one for one in self.integers if sharers > 1 and one.sharers == sharers)
+        parts = self.share.parts(self.plan.schedule, client, self.clients)
+        found = (one for one in self.integers if parts > 1 and one.parts == parts)
         return next(found, None)
 
 
@@ -605,7 +605,7 @@ def _reduced(
         present = broadcast.nodes.keys() - absent
         if part is None and not present:
             continue
-        if part is None or part.clients != len(present) or part.clients < broadcast.sharers:
+        if part is None or part.clients != len(present) or part.clients < broadcast.noise_parts:
             raise ClientError(f"While {task}, not every client's answer was added up.")
         sums[key] = part
     return sums

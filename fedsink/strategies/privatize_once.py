@@ -518,7 +518,7 @@ def local_plan(
 ) -> tuple[LocalPlan, float]:
     """Returns the plan for a total ε, and the recipe's finite-batch factor at that ε.
 
-    `recipe.by_eps` lists, for a few totals, the label's share ε_l, the size k of the map's
+    `recipe.by_eps` lists, for a few totals, the label's part ε_l, the size k of the map's
     coefficient block, and the finite-batch factor. Between them the values are interpolated
     linearly (k rounded down), outside they stay; ε_l is at most half of ε, and k at most the
     shorter side of a picture. A value that the configuration states (`mechanism.label_eps`,

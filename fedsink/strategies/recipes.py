@@ -134,7 +134,7 @@ class CentralMethod(Method):
         share: divides the noise among clients whose replies are only seen as a sum.
         view: public coordinates of the gradient, as {"name": "dct", "radius": 7}; None: the rule's.
         optimizer: values of `OptimizerSettings` that replace the method's, as {"lr": 1e-3}.
-        quorum: clients that must answer: a number, a share, or None for all that are asked.
+        quorum: clients that must answer: a number, a fraction, or None for all that are asked.
     """
 
     plan: CentralPlan
@@ -190,7 +190,7 @@ class DPSinkhorn(CentralMethod):
         solver: "converged", or "annealed" as published.
         backend: "native", "geomloss" or "keops".
         self_term: "history", or "semi_debiased" (Definition 4.3, with `BatchClip`).
-        p: debiasing share of Definition 4.3.
+        p: debiasing fraction of Definition 4.3.
         tether: k: a row at over k times the usual squared distance is drawn back; None: none.
         uses_per_message: U, rounds of the plan that one exchange of messages holds.
     """
@@ -306,7 +306,7 @@ class EntropicLDP(LocalOptions, Method):
         solver, max_iterations, tolerance, backend: of the transport problem.
         chunk_size: records per upload message.
         optimizer: values of `OptimizerSettings` that replace the method's, as {"lr": 1e-3}.
-        quorum: clients that must answer: a number, a share, or None for all.
+        quorum: clients that must answer: a number, a fraction, or None for all.
     """
 
     epsilon: float

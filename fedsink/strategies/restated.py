@@ -108,7 +108,7 @@ def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         @cache
         def of_cohort(size: int, trusted: bool) -> tuple[Mapping[str, Any], float]:
             one = integers[size]
-            of_reply = plan if trusted else plan.with_noise(1 / one.sharers)
+            of_reply = plan if trusted else plan.with_noise(1 / one.parts)
             signed = {**privacy["plan"], **one.entries(), "aggregation_trusted": trusted}
             return signed, of_reply.epsilon() + one.divergence
 

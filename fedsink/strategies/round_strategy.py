@@ -32,7 +32,7 @@ from fedsink.values import is_number
 class Quorum:
     """The number of clients that must answer."""
 
-    value: float | None = None  # a whole number ≥ 1, a share in (0, 1] of those asked, None: all
+    value: float | None = None  # a whole number ≥ 1, a fraction in (0, 1] of those asked, None: all
     spare: int = 0  # clients that may be missing where the value is None
 
     def __post_init__(self) -> None:
@@ -41,8 +41,8 @@ class Quorum:
             return
         if not is_number(value) or not (isinstance(value, int) or 0.0 < value <= 1.0) or value <= 0:
             raise ConfigError(
-                "strategy.quorum is null (all), a whole number of at least 1 or a share in (0, 1], "
-                f"not {value!r}."
+                "strategy.quorum is null (all), a whole number of at least 1 or a fraction in "
+                f"(0, 1], not {value!r}."
             )
 
     def of(self, clients: int) -> int:

@@ -206,7 +206,7 @@ def matmul_keeps_the_bound(
     - the upper bound on ‖g_j‖² exceeds it by at most 16u(d + 4)·R², so clipped contributions
       are shorter than need be by at most 16u(d + 4)·R²/Δ each.
     """
-    share = _SLACK / 4.0
+    allowance = _SLACK / 4.0
     summing = 8.0 * _UNIT * (n_records + 2) * n_records * reach.sqrt()
     distance = 8.0 * _UNIT * (dimension + 4) * reach
     exponent = (distance + 8.0 * _UNIT * largest_f) / lam
@@ -214,9 +214,9 @@ def matmul_keeps_the_bound(
         return torch.zeros_like(reach, dtype=torch.bool)
     # NaN and infinite reach compare false: such records are computed separately.
     return (
-        (summing <= share * clip)
-        & (4.0 * n_records * exponent <= share)
-        & (2.0 * n_records * distance <= share * clip * clip)
+        (summing <= allowance * clip)
+        & (4.0 * n_records * exponent <= allowance)
+        & (2.0 * n_records * distance <= allowance * clip * clip)
     )
 
 

@@ -168,7 +168,7 @@ class Ledger:
             connection.execute("DELETE FROM refusals WHERE day < ?", (day,))
 
     def charged(self, lineage: str, run: str) -> tuple[list[StatedCharge], str | None]:
-        """Returns the charges of one run, and the owner's rule for shares of noise at that time.
+        """Returns the charges of one run, and the owner's rule for parts of the noise at that time.
 
         The rule is None where no noise was shared.
         """

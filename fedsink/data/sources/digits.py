@@ -42,11 +42,11 @@ def _embedded() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:
-    """Marks 360 records, stratified: each class gets its share, rounded by largest remainder."""
+    """Marks 360 records, stratified: each class gets its part, rounded by largest remainder."""
     counts = np.bincount(labels)
-    shares = counts * TEST_RECORDS / counts.sum()
-    quota = np.floor(shares).astype(int)
-    largest = np.argsort(quota - shares, kind="stable")[: TEST_RECORDS - quota.sum()]
+    exact = counts * TEST_RECORDS / counts.sum()
+    quota = np.floor(exact).astype(int)
+    largest = np.argsort(quota - exact, kind="stable")[: TEST_RECORDS - quota.sum()]
     quota[largest] += 1
     random = np.random.Generator(np.random.PCG64(_SPLIT_SEED))
     mask = np.zeros(len(labels), dtype=bool)

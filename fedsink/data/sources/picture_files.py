@@ -83,7 +83,7 @@ class ChangedPictures:
         notes = []
         if other:
             (wide, high), most = max(other.items(), key=lambda item: item[1])
-            # A picture that covers the target keeps this share of its area.
+            # A picture that covers the target keeps this fraction of its area.
             sides = [(w * height, h * width) for w, h in other]
             cut = 1 - min(min(pair) / max(pair) for pair in sides)
             cut_off = f", which cuts off up to {100 * cut:.0f} %" if cut >= 0.005 else ""

@@ -35,7 +35,7 @@ class Layout:
     schedule: Schedule  # names the class that each client is asked about
     mixed: bool  # a group mixes classes
     rows_per_class: int  # n, rows of one class in one group
-    debiased: float = 0.0  # extra rows of a group as a share of the others
+    debiased: float = 0.0  # extra rows of a group as a fraction of the others
 
     @property
     def by_class(self) -> bool:
@@ -99,7 +99,7 @@ class Layout:
 
 
 class SelfParts(NamedTuple):
-    """The share of the self term in the gradient of some groups of rows."""
+    """The part of the self term in the gradient of some groups of rows."""
 
     potentials: Tensor  # f for the clients' soft c-transform, (G, n); (G, 0) for `clip=batch`
     inside: Tensor  # gradient that clients add inside their clip, (G, n, D); or (G, 0, 0): none

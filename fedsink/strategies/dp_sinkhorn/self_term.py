@@ -41,7 +41,7 @@ class SelfTermSettings:
         kind: "history" (against the last generated batches) or "semi_debiased" (Definition 4.3 of
             Cao et al. 2021).
         history: H, number of remembered batches.
-        p: debiasing share of Definition 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
+        p: debiasing fraction of Definition 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
         tether: k, a factor on the usual squared distance beyond which a row is drawn back
             (`History`); None draws nothing back.
     """
@@ -53,7 +53,7 @@ class SelfTermSettings:
 
     @property
     def debiased(self) -> float:
-        """n′/n, rows that are generated for only the self term, as a share of the others."""
+        """n′/n, rows that are generated for only the self term, as a fraction of the others."""
         return self.p if self_term_named(self.kind).extra_rows else 0.0
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class SelfTermSettings:
         if not clip.per_record and self.tether is not None:
             raise ConfigError(
                 "strategy.tether is for clip=record: with clip=batch transport gives every row its "
-                f"share of the records. Set strategy.tether=null, not {self.tether:g}."
+                f"fraction of the records. Set strategy.tether=null, not {self.tether:g}."
             )
 
 

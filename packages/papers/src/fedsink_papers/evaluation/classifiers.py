@@ -249,7 +249,7 @@ def train_real_classifier(
 
 
 def label_consistency(classifier: RealClassifier, data: TrainingSet) -> float:
-    """Returns the share of images to which the classifier gives the label they were drawn for.
+    """Returns the fraction of images to which the classifier gives the label they were drawn for.
 
     `1/N Σ_i 1[argmax_y p(y|x_i) = y_i]`: the classification accuracy score turned round (Shmelkov
     et al. 2018 call it GAN-test). Class prototypes reach 1; read it beside the variation.

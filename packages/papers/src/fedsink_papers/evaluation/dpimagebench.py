@@ -82,9 +82,9 @@ class SelectedByNoisedCounts:
             pictures, targets = (2.0 * images[order] - 1.0).to(device), labels[order].to(device)
             started = time.monotonic()
 
-            def tell(epoch: int, share: float) -> None:
+            def tell(epoch: int, fraction: float) -> None:
                 if report is not None:
-                    left = duration((time.monotonic() - started) / share * (1 - share))
+                    left = duration((time.monotonic() - started) / fraction * (1 - fraction))
                     report(f"{self.name}: epoch {epoch} of {self.epochs}, about {left} left")
 
             for _, average in _epochs(network, pictures, targets, self.epochs, tell):
@@ -151,7 +151,7 @@ def _epochs(
 ) -> Iterator[tuple[int, nn.Module]]:
     """Trains `network` in place; yields the number of each epoch and the average after it.
 
-    `tell` gets the epoch and the share of the whole that is done, after every batch.
+    `tell` gets the epoch and the fraction of the whole that is done, after every batch.
     """
     optimiser = torch.optim.Adam(network.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, EVERY, FACTOR)
