@@ -39,7 +39,7 @@ from fedsink.privacy import Gaussian, JointSchedule, Key
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.noise_share import NoiseShare
-from fedsink.protocol.dp_sinkhorn import MOST_USES
+from fedsink.protocol.dp_sinkhorn import MOST_ROUNDS
 from fedsink.protocol.requests import CentralRequest, Packable
 from fedsink.values import privacy_checks as checks
 
@@ -50,7 +50,7 @@ _ALIKE = 2  # clients of a batch that answer by themselves as well
 _AT_ONCE = 1024  # clients that answer together
 _COINS = 16  # plays of both data sets with the same coins, which show what a canary moves
 _MANY = 40  # records of a client whose replies are searched
-_UNKEYED = (b"",) * MOST_USES  # digests of uses; the noise of a seed ignores them
+_UNKEYED = (b"",) * MOST_ROUNDS  # digests of rounds; the noise of a seed ignores them
 
 
 class AuditResult(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.ledger.charge import Charge, Place
+from fedsink.clients.ledger.charge import Charge, Round
 from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
@@ -36,7 +36,7 @@ class Task(NamedTuple):
     """Inputs of one client's answer, once its charge is committed.
 
     Attributes:
-        digests: one for each use; the use's randomness is drawn under its digest.
+        digests: one for each round; the round's randomness is drawn under its digest.
         client: the client's number.
         shard: the client's records.
         key: of the client's randomness; see `stream`.
@@ -50,14 +50,14 @@ class Task(NamedTuple):
     key: Key
     state: Callable[..., State]
 
-    def stream(self, purpose: str, round: int, use: int = 0) -> Stream:
-        """Returns the randomness of one use for one purpose."""
-        request = self.digests[use]
+    def stream(self, purpose: str, round: int, index: int = 0) -> Stream:
+        """Returns the randomness of one round for one purpose."""
+        request = self.digests[index]
         return self.key.stream(purpose, client=self.client, round=round, request=request)
 
-    def streams(self, round: int, use: int = 0) -> Callable[[str], Stream]:
-        """Returns a function from a purpose to the randomness of one use."""
-        return lambda purpose: self.stream(purpose, round, use)
+    def streams(self, round: int, index: int = 0) -> Callable[[str], Stream]:
+        """Returns a function from a purpose to the randomness of one round."""
+        return lambda purpose: self.stream(purpose, round, index)
 
 
 class Neighbours(NamedTuple):
@@ -81,7 +81,7 @@ class Answer(ABC):
 
     `Node` reads it, then asks `check_policy`, `check_turn` and `check_data`, and stops at the first
     that refuses; the ledger admits the plan of the `charge`; the records are loaded; the ledger
-    commits the uses at the `places`; `compute` makes the reply, which is stored and leaves as
+    commits the `rounds`; `compute` makes the reply, which is stored and leaves as
     `record`. Where replies are stored, a message that comes again gets its own, without `compute`.
 
     An installed package adds an answer by the entry point NAME of the group ``fedsink.answers``. It
@@ -105,7 +105,7 @@ class Answer(ABC):
         in_parts: several messages, of one `digest`, ask for parts of one release, of which a
             process keeps the last in memory.
         run: public name of the run that asks.
-        places: the round of each use, and its class.
+        rounds: the number of each round that the message asks for, and its class.
         parts: the names of the reply's tensors.
         most_records: number of records that the plan accounts for; None: any number.
         of_users: the records must tell users apart.
@@ -119,7 +119,7 @@ class Answer(ABC):
     adjacency: ClassVar[str | None] = None
     in_parts: ClassVar[bool] = False
     run: str
-    places: Sequence[Place]
+    rounds: Sequence[Round]
     parts: Sequence[str]
     most_records: int | None = None
     protected: bool = True
@@ -129,7 +129,7 @@ class Answer(ABC):
 
     @abstractmethod
     def __init__(self, requests: Sequence[Any]) -> None:
-        """The answer to one request for each use."""
+        """The answer to one request for each round."""
 
     @classmethod
     def words(cls) -> tuple[str, ...]:

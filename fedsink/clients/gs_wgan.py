@@ -47,7 +47,7 @@ _DEALT: WeakKeyDictionary[Pool, tuple[Any, dict[tuple[int, int], Parts]]] = Weak
 
 
 class GSWGANAnswer(CentralAnswer, BatchedAnswer):
-    """``train.gs_wgan``: `critic_gradients` of one use, and the critics' next state.
+    """``train.gs_wgan``: `critic_gradients` of one round, and the critics' next state.
 
     The critics' state is kept under the reservation of the message; see
     `fedsink.clients.states`. It is put before the reply is stored. A message whose reply is not

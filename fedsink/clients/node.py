@@ -2,7 +2,7 @@
 
 `Node.answer` turns a message into a reply in one order for all methods: the signature, the policy,
 the plan's schedule, the public description of the data, the admission of the plan, the records, the
-claim of the uses, the computation, the stored reply.
+claim of the rounds, the computation, the stored reply.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fedsink.clients.gate import (
     LedgerGate,
     PassGate,
     reservation_name,
+    round_digests,
     seeded,
-    use_digests,
 )
 from fedsink.clients.ledger.charge import WORDS, Charge
 from fedsink.clients.ledger.ledger import Ledger, date_of, today
@@ -172,7 +172,7 @@ class Node:
             return failure_code(refusal, self.client)
 
     def reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
-        """Returns the tensors of a reply: all of the message's uses are released, or none."""
+        """Returns the tensors of a reply: all of the message's rounds are released, or none."""
         self._check(answer)
         return self._reply(answer, digest)
 
@@ -240,8 +240,8 @@ class Node:
         # A plan that protects nothing is charged nothing.
         if self._gate is None or not answer.protected:
             # A seed's noise is keyed by the round, whatever the message.
-            uses, secret = len(answer.places), self.settings.seed is None
-            admitted = Admitted(use_digests(digest, uses)) if secret else seeded(uses)
+            rounds, secret = len(answer.rounds), self.settings.seed is None
+            admitted = Admitted(round_digests(digest, rounds)) if secret else seeded(rounds)
         else:
             charge = self._charge_of(answer)
             admitted = self._gate.admit(answer, charge, digest, lambda: self._content(answer))
@@ -418,7 +418,7 @@ def open_node(settings: NodeSettings, client: int) -> Node:
 
 
 def grant(digests: Iterable[bytes]) -> None:
-    """Lets the nodes of this process with a lent key answer only uses with these digests."""
+    """Lets the nodes of this process with a lent key answer only rounds with these digests."""
     _PASSES.grant(digests)
 
 

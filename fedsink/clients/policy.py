@@ -184,8 +184,8 @@ class Policy:
         if size > self.allowed.limits[key]:
             self._refuse(f"allow.{key}", f"the message holds {size} {what}")
 
-    def check_use(self, plan: CentralPlan, parts: int, label: int | None) -> None:
-        """Refuses a use of a plan of the central mode.
+    def check_request(self, plan: CentralPlan, parts: int, label: int | None) -> None:
+        """Refuses a round of a plan of the central mode.
 
         Args:
             plan: of the use.

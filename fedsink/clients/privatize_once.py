@@ -45,7 +45,7 @@ class PrivatizeOnceAnswer(Answer):
     name = PrivatizeRequest.name
     adjacency = REPLACE_ONE
     in_parts = True
-    places = ((1, None),)
+    rounds = ((1, None),)
     parts = ("values", "labels")
 
     def __init__(self, requests: Sequence[PrivatizeRequest]) -> None:

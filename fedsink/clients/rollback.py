@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedsink.clients.gate import use_digests
+from fedsink.clients.gate import round_digests
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError, PrivacyError, RolledBackError
@@ -31,7 +31,7 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
     A use is claimed before its reply is stored, so such a ledger is older than the reply, or new.
     """
     replies = store.digests()  # listed first: these replies were claimed before
-    if not ledger.knows(use_digests(digest, 1)[0] for digest in replies):
+    if not ledger.knows(round_digests(digest, 1)[0] for digest in replies):
         raise LedgerError(
             "The ledger does not know every reply that is stored beside it, so it was put back or "
             "replaced, and charges are missing: restore the ledger that belongs to the replies."

@@ -2,7 +2,7 @@ r"""The mechanism of a shared noise: rounded totals, discrete Gaussian noise, a 
 
 Each client of a cohort of m rounds its total to integers (`FixedPoint`), adds a discrete Gaussian
 of scale s and reduces modulo 2^b; the integers are added up. With t′ the number of parts that a
-sum must have, S the clip's sensitivity and d the number of values of one use,
+sum must have, S the clip's sensitivity and d the number of values of one round,
 
     Δ = S/γ + √d,   s² = σ²Δ²/t′ + η²,   η = 3.
 
@@ -167,7 +167,7 @@ class IntegerGaussian:
     plan: PrivacyPlan  # of the sum
     parts: int  # t′ ≥ 1, the number of parts that carry the plan's noise
     fixed_point: FixedPoint
-    size: int  # d ≥ 1, number of values of one use
+    size: int  # d ≥ 1, number of values of one round
 
     def __post_init__(self) -> None:
         checks.count("parts", self.parts)
@@ -258,7 +258,7 @@ class IntegerGaussian:
         return self.plan.epsilon(accountant) + self.divergence
 
     def wrap_probability(self, cohort: int) -> float:
-        """Bound on the probability that any value of one use's sum does not fit into b bits.
+        """Bound on the probability that any value of one round's sum does not fit into b bits.
 
         2·d·exp(−z²/2), for discrete Gaussians are subgaussian (Canonne, Kamath, Steinke 2020).
         """

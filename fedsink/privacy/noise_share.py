@@ -21,7 +21,7 @@ SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
 
 @dataclass(frozen=True)
 class NoiseShare:
-    """Divides the noise N(0, (σS)² I) of one use among the m clients of a cohort.
+    """Divides the noise N(0, (σS)² I) of one round among the m clients of a cohort.
 
     A cohort gets one request: all K clients under the joint schedule, those of one class under
     the class schedule, those of one turn under the turn schedule, and one client where clients are

@@ -55,7 +55,7 @@ class Content:
 
     @cached_property
     def requests(self) -> Sequence[Any] | None:
-        """Requests, one for each use of the message; None: only the record is known."""
+        """Requests, one for each round of the message; None: only the record is known."""
         return None if self._requests is None else self._requests()
 
     @cached_property
@@ -75,7 +75,7 @@ class Broadcast:
 
     content: Content  # of the message to each client
     nodes: Mapping[int, int]  # client number → node id, in increasing order of clients
-    shape: tuple[int, ...]  # of the finite values that each reply holds, all uses included
+    shape: tuple[int, ...]  # of the finite values that each reply holds, all rounds included
     noise_parts: int = 1  # t′, number of replies whose noise adds up to the plan's
     fixed_point: FixedPoint | None = None  # of replies that are integers; None: they are floats
     cohort: Sequence[int] = ()  # all clients that the schedule asks the same, connected or not

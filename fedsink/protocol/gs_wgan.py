@@ -1,6 +1,6 @@
 """Central mode with critics at the clients: generated images go out, critics' gradients come back.
 
-A message asks for one use of the mechanism. Its reply is the sum of the clipped gradients of a
+A message asks for one round of the mechanism. Its reply is the sum of the clipped gradients of a
 client's critics at the message's rows, with noise.
 """
 
@@ -129,7 +129,7 @@ class Critics:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticRequest(CentralRequest):
-    """Asks one client for one use of the mechanism; see also `CentralRequest`."""
+    """Asks one client for one round of the mechanism; see also `CentralRequest`."""
 
     name = "gs_wgan"
     kind = "critic request"

@@ -1,4 +1,4 @@
-"""Common parts of all messages: the run's name, a use of a plan and its reply, and their codec.
+"""Common parts of all messages: the run's name, a round of a plan and its reply, and their codec.
 
 `Packable` is the codec of all requests and replies. A dataclass that inherits it travels as a
 message, and is read again with the checks that its annotations name.
@@ -159,12 +159,12 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CentralRequest(Packable, ABC):
-    """A request of the central mode: one use of a plan. A method adds what it asks for.
+    """A request of the central mode: one round of a plan. A method adds what it asks for.
 
     Attributes:
         name: of the method, and of the answer that a node gives: the message is ``train.NAME``.
         label: the class whose records take part; None: records of every class.
-        round: the use's number in the plan, from 1.
+        round: its number in the plan, from 1.
         plan: sampler, clip, noise and their accounting; or that there are neither clip nor noise.
         run: public name of the run that asks.
         share: t′ ≥ 1, number of clients that one noise of the plan is spread over. 1: the reply
@@ -216,7 +216,7 @@ class CentralRequest(Packable, ABC):
             domain.noise_scale(self.own_plan.noise_std)
 
     def shared_noise(self, size: int) -> IntegerGaussian | None:
-        """Returns the mechanism of a reply with `size` values a use; None: no noise is shared.
+        """Returns the mechanism of a reply with `size` values a round; None: no noise is shared.
 
         Noise that does not fit into the integers is a PrivacyError.
         """
@@ -249,15 +249,15 @@ class CentralRequest(Packable, ABC):
 
 
 def pack_replies(released: Sequence[Tensor]) -> RecordDict:
-    """Returns the reply of the central mode: what each use releases, of one shape, and no more."""
+    """Returns the reply of the central mode: what each round releases, and no more."""
     return pack({}, {_RELEASED: torch.stack([*released])})
 
 
 def unpack_replies(record: RecordDict) -> Tensor:
-    """Returns what `pack_replies` was given, (uses, ...); a ValueError for any other message."""
+    """Returns what `pack_replies` was given, (rounds, ...); a ValueError for any other message."""
     released = unpack(record)[1].get(_RELEASED, torch.zeros(()))
     if released.ndim < 1:
-        raise ValueError("Malformed reply: it holds no values of each use.")
+        raise ValueError("Malformed reply: it holds no values of each round.")
     return released
 
 

@@ -182,11 +182,11 @@ class CentralSettings(StrategySettings):
     @property
     @abstractmethod
     def reply_shape(self) -> tuple[int, ...]:
-        """Shape of the values of one use in a reply."""
+        """Shape of the values of one round in a reply."""
 
     @property
     def use_size(self) -> int:
-        """d, number of values of one use in a reply."""
+        """d, number of values of one round in a reply."""
         return math.prod(self.reply_shape)
 
     def reply(self, count: int, weights: int) -> RecordDict:
@@ -227,8 +227,8 @@ class CentralSettings(StrategySettings):
         shared = self._shared(client)
         return (1, None) if shared is None else (shared.parts, shared.fixed_point)
 
-    def use(self, round: int, client: int) -> dict[str, Any]:
-        """Returns the fields of a `CentralRequest` to a client, for one use of the plan."""
+    def request_fields(self, round: int, client: int) -> dict[str, Any]:
+        """Returns the fields of a `CentralRequest` to a client, for one round of the plan."""
         share, grid = self.noise_of(client)
         common = {"round": round, "plan": self.plan, "run": self.run}
         return {**common, "share": share, "fixed_point": grid}
@@ -404,7 +404,7 @@ class CentralRounds(RoundStrategy):
     ) -> Broadcast:
         """Returns one content, from this round on, for clients that the schedule asks the same.
 
-        `nodes` are those that are connected, client → node; `shape` is that of all uses' replies.
+        `nodes` are those that are connected, client → node; `shape` is that of all rounds' replies.
         """
         client, settings = next(iter(nodes)), self.settings
         noise, cohort = settings.noise_of(client), settings.cohort(client)
@@ -496,7 +496,7 @@ class CentralRounds(RoundStrategy):
         return {"mean_noise_std": self.settings.noise_std(0) / least**0.5} if self.absent else {}
 
     def unpacked(self, record: RecordDict) -> Tensor:
-        """Returns the values of a reply, (uses, ...); raises ValueError where it is malformed."""
+        """Returns the values of a reply, (rounds, ...); raises ValueError where it is malformed."""
         return unpack_replies(record)
 
 
@@ -510,8 +510,8 @@ class CentralStrategy(CentralRounds):
     _turn: Sequence[int] = ()  # clients that it is for
 
     @abstractmethod
-    def request(self, round: int, **use: Any) -> CentralRequest:
-        """Returns the request to the clients of a round; `use` are its other common fields."""
+    def request(self, round: int, **common: Any) -> CentralRequest:
+        """Returns the request to the clients of a round; `common` are its other fields."""
 
     @abstractmethod
     def learn(self, request: Any, total: Tensor, clients: int) -> float:
@@ -556,7 +556,7 @@ class CentralStrategy(CentralRounds):
                 f"Round {server_round} is the turn of {len(self._turn)} clients, and {len(nodes)} "
                 "of them are connected: start the others, and continue with resume=."
             )
-        request = self.request(**settings.use(server_round, next(iter(nodes))))
+        request = self.request(**settings.request_fields(server_round, next(iter(nodes))))
         request.check()
         content = Content(lambda: [request], request.to_record)
         broadcast = self.broadcast(content, nodes, (1, *request.reply_shape), server_round)

@@ -84,7 +84,7 @@ class StrategySettings(ABC):
         plan: what is done to records.
         clients: K.
         quorum: number of the clients asked that must answer, as in `Quorum`.
-        uses_per_message: U, number of uses of the plan that one reply answers for.
+        uses_per_message: U, number of rounds of the plan that one reply answers for.
     """
 
     name: ClassVar[str]
@@ -143,7 +143,7 @@ class StrategySettings(ABC):
         """Returns a client's reply made of zeros, whose size is that of every reply.
 
         Args:
-            count: uses of the plan that it answers for (central), or records that it holds (ldp).
+            count: rounds of the plan that it answers for (central), or records that it holds (ldp).
             weights: of the generator.
 
         Returns:
@@ -157,7 +157,7 @@ class StrategySettings(ABC):
         return False
 
     def rounds_asked(self, client: int, rounds: int) -> int:
-        """Returns the number of uses that a client is asked for in the first `rounds` rounds."""
+        """Returns the number of rounds that a client is asked for in the first `rounds` rounds."""
         return rounds
 
     def check_sizes(self, sizes: Sequence[int]) -> None:  # noqa: B027 (most accept all)
@@ -185,7 +185,7 @@ class RoundStrategy(Strategy):
     generator never leaves the server, so the `arrays` that Flower hands around stay empty.
 
     A round of Flower is one exchange of messages. It may hold several of the T rounds that
-    are counted here (uses of a mechanism in the central mode, training steps in the ldp mode), or
+    are counted here (rounds of the plan in the central mode, training steps in the ldp mode), or
     none of them, where clients upload what the first of them needs.
 
     Args:

@@ -254,7 +254,7 @@ def test_a_ledger_knows_every_reply_beside_it(tmp_path: Path) -> None:
     gate = LedgerGate(ledger, "ward", BUDGETS, store)
     for number in range(2):
         asked: Any = SimpleNamespace(
-            run="run", name="dp_sinkhorn", operator=None, places=[(1 + number, None)]
+            run="run", name="dp_sinkhorn", operator=None, rounds=[(1 + number, None)]
         )
         digest = bytes([number]) * 32
         admitted = gate.admit(asked, central_charge(PLAN), digest, lambda: b"c" * 32)

@@ -265,15 +265,15 @@ class DPSinkhornStrategy(CentralRounds):
 
         # Step 4: the gradient at every row of X.
         means, gradients, answers = [], [], []
-        for use, rows in enumerate(self._rounds):
-            mean, counts = rows.means(sums, use)
+        for index, rows in enumerate(self._rounds):
+            mean, counts = rows.means(sums, index)
             means.append(mean)
             gradients.append(rows.gradient(mean, counts, self.settings.gradient_scale))
             answers += [count for count in counts if count]
-        gradient, uses = torch.cat(gradients), len(self._rounds)
+        gradient, rounds = torch.cat(gradients), len(self._rounds)
 
         # Step 5: down into the weights.
-        self.trainer.step(self._points, gradient / uses, server_round)
+        self.trainer.step(self._points, gradient / rounds, server_round)
         for rows in self._rounds:
             self.self_term.remember(rows.seen, rows.kinds)
         self.round = last
@@ -281,7 +281,7 @@ class DPSinkhornStrategy(CentralRounds):
         energy = float(torch.stack(means).square().sum())
         return None, MetricRecord(
             {
-                "loss": float((gradient.square().sum() / uses).sqrt()),
+                "loss": float((gradient.square().sum() / rounds).sqrt()),
                 **self.settings.signal_to_noise(energy, answers),
                 **self._mean_noise(min(answers)),
             }
@@ -348,7 +348,7 @@ class DPSinkhornStrategy(CentralRounds):
         """Returns the request about `label` to a client."""
         settings, layout, groups = self.settings, self.layout, rows.groups_of(label)
         return GradientRequest(
-            **settings.use(rows.round, client),
+            **settings.request_fields(rows.round, client),
             label=label,
             objective=settings.objective,
             view=settings.view,

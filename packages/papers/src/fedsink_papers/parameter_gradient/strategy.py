@@ -80,7 +80,7 @@ class ParameterGradientSettings(DPSinkhornSettings):
             )
 
     def reply(self, count: int, weights: int) -> RecordDict:
-        """Returns a gradient of the weights, for the only use that a message asks for."""
+        """Returns a gradient of the weights, for the only round that a message asks for."""
         return ParameterReply(torch.zeros(weights)).to_record()
 
 
