@@ -219,12 +219,12 @@ class BatchedAnswer(Answer):
 
     Attributes:
         values: numbers in a reply.
-        adds_up: `compute_sum` answers for a block of clients of one content at once.
-        plan: of an answer that adds up.
+        computes_sums: True if `compute_sum` answers for a block of clients with one content.
+        plan: of an answer that computes sums.
     """
 
     values: int
-    adds_up: bool = False
+    computes_sums: bool = False
     plan: CentralPlan
 
     @abstractmethod
@@ -250,8 +250,8 @@ class BatchedAnswer(Answer):
     ) -> Tensor:
         """Returns the sum of `compute` over a block of clients in law, (parts, ...) int64.
 
-        Only where `adds_up`: the clients' totals are added before they are rounded, and the noise
-        of the whole cohort's sum is drawn once, at its first client.
+        Only where `computes_sums`: the clients' totals are added before they are rounded, and the
+        noise of the whole cohort's sum is drawn once, at its first client.
 
         Args:
             tasks: of each client.

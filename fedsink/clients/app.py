@@ -99,8 +99,8 @@ def _number(name: str, value: object) -> int:
 
 def _identity(node: Node, message_type: str, content: RecordDict) -> RecordDict:
     record = identity_record(node.client)
-    if (given := node.given(shown_receipts(content))) is not None:
-        give(record, given)
+    if (receipt := node.receipt(shown_receipts(content))) is not None:
+        give(record, receipt)
         run = asked_run(content)
         if run is not None and (signed := node.statement(run)) is not None:
             give_statement(record, signed)

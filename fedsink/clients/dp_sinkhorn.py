@@ -118,7 +118,7 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
         return torch.stack(released, dim=1)
 
     @property
-    def adds_up(self) -> bool:  # type: ignore[override]
+    def computes_sums(self) -> bool:  # type: ignore[override]
         """True for a record clip with shared noise: the total over clients is one clipped sum."""
         return self.plan.clip.per_record and self.requests[0].fixed_point is not None
 

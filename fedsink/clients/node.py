@@ -53,7 +53,7 @@ from fedsink.protocol.aggregation import (
     trip_of,
 )
 from fedsink.protocol.failure_codes import failure_code
-from fedsink.protocol.signing import ChargeStatement, Given, NodeIdentityKey, signer
+from fedsink.protocol.signing import ChargeStatement, NodeIdentityKey, NodeReceipt, signer
 from fedsink.secagg.identities import Identity
 from fedsink.secagg.parameters import Rules
 from fedsink.secagg.refusals import AggregationError
@@ -284,13 +284,13 @@ class Node:
             lineage = "" if settings.ledger is None else settings.ledger.stem
         return lineage if settings.partition is None else f"{lineage}/client-{self.client}"
 
-    def given(self, shown: Iterable[str]) -> Given | None:
+    def receipt(self, shown: Iterable[str]) -> NodeReceipt | None:
         """Returns the name and receipt that a node under a policy gives a server to keep."""
         if self._policy is None:
             return None
         ledger = _open_ledger(self.settings)
         self._receipts.check(ledger, shown)
-        return Given(self._receipts.name, self._receipts.give(ledger))
+        return NodeReceipt(self._receipts.name, self._receipts.give(ledger))
 
     def statement(self, run: str, *, also_none: bool = False) -> dict[str, Any] | None:
         """Returns this node's signed statement of what a run was charged, under a policy.

@@ -188,7 +188,7 @@ class NodeCohort:
         numbers, answer = [node.client for node in block.nodes], block.answer
         first, everyone = numbers[0], self._settings.clients
         try:
-            if not answer.adds_up:
+            if not answer.computes_sums:
                 raise ReleaseRefusedError("This answer is no sum of records with shared noise.")
             schedule = answer.plan.schedule
             noise_of = schedule.cohort(first, everyone) if first < schedule.cohorts else 0

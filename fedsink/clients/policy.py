@@ -23,7 +23,7 @@ class PolicyRefusedError(ReleaseRefusedError):
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AllowTable:
     """The `[allow]` table.
 
     Attributes:
@@ -122,7 +122,7 @@ class Policy:
     state_days: float | None
     noise: str
     budgets: Mapping[str, Budget]
-    allowed: Allowed
+    allowed: AllowTable
     operators: Mapping[str, bytes]
     aggregation: Aggregation | None = None
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fedsink.clients.answer import Answer
 from fedsink.clients.answers import ANSWERS, answers_by_word, find_answer
 from fedsink.clients.ledger.charge import Budget
-from fedsink.clients.policy import Aggregation, Allowed, Policy
+from fedsink.clients.policy import Aggregation, AllowTable, Policy
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
@@ -207,7 +207,7 @@ def _budgets(tables: TomlTable) -> dict[str, Budget]:
     return budgets
 
 
-def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
+def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> AllowTable:
     words, by_word = tuple(table.take("mechanisms", TEXTS)), answers_by_word()
     if unknown := sorted(set(words) - set(by_word)):
         moved = unknown[0] in ("parameter-gradient", "parameter_gradient")
@@ -226,7 +226,7 @@ def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Al
         table.fail(f"labels: {unknown[0]!r} is not in data.classes.")
     # Limits of the central mode must be stated where it is allowed, and may be elsewhere.
     missing: Any = REQUIRED if any(answer.adjacency is None for answer in named) else 0
-    allowed = Allowed(
+    allowed = AllowTable(
         mechanisms=words,
         generators=generators,
         limits=_limits(table, named),

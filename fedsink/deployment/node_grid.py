@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedsink.errors import ClientError
 from fedsink.flower_internals import ForwardingGrid
-from fedsink.protocol.exchange import Asked, Exchange
+from fedsink.protocol.exchange import Exchange, MessageList
 from fedsink.protocol.signing import identity_query, stated_client
 from fedsink.strategies.round_strategy import check
 
@@ -91,7 +91,7 @@ class NodeGrid(ForwardingGrid):
     ) -> list[Message]:
         """Returns replies and errors, at most one for each message; see the class for the end."""
         asked = list(messages)
-        needed = messages.needed if isinstance(messages, Exchange | Asked) else None
+        needed = messages.needed if isinstance(messages, Exchange | MessageList) else None
         quorum = len(asked) if needed is None else needed
         if not asked:
             return []

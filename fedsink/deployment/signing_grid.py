@@ -19,11 +19,11 @@ from fedsink.flower_internals import ForwardingGrid, complete_replies
 from fedsink.protocol.signing import (
     IDENTITY,
     MOST_RECEIPTS,
-    Given,
+    NodeReceipt,
     ask_statement,
-    given_by,
     given_statement,
     identity_query,
+    node_receipt,
     show_receipts,
     sign,
 )
@@ -86,7 +86,8 @@ class SigningGrid(ForwardingGrid):
         """Sends messages, with receipts and signatures for their receivers."""
         messages = list(messages)
         receipts = self._receipts()
-        shown = [text for given in receipts.values() for text in given.values()][-MOST_RECEIPTS:]
+        texts = [text for of_name in receipts.values() for text in of_name.values()]
+        shown = texts[-MOST_RECEIPTS:]
         for message in messages:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
             content = RecordDict(dict(message.content))  # other messages stay as they are
@@ -101,14 +102,14 @@ class SigningGrid(ForwardingGrid):
         """Returns replies that have arrived, and keeps the receipts in them."""
         replies = list(self._pull(message_ids))
         answered = [reply for reply in replies if not reply.has_error()]
-        new = [(r, given) for r in answered if (given := given_by(r.content)) is not None]
+        new = [(r, receipt) for r in answered if (receipt := node_receipt(r.content)) is not None]
         if not new:
             return replies
         receipts = self._receipts()
-        for reply, given in new:
+        for reply, receipt in new:
             node = reply.metadata.src_node_id
-            self._names[node] = given.name
-            _keep(receipts, given, str(node))
+            self._names[node] = receipt.name
+            _keep(receipts, receipt, str(node))
             signed = given_statement(reply.content)
             if not self._holds(node, receipts):
                 log.warning("node %s gives the name of another node, which is connected", node)
@@ -119,21 +120,21 @@ class SigningGrid(ForwardingGrid):
 
     def _holds(self, node: int, receipts: _Receipts) -> bool:
         """Tells whether the name that a node gave is its own, and no other connected node's."""
-        given = receipts.get(self._names.get(node, ""), {})
-        if set(given) == {str(node)}:
+        of_name = receipts.get(self._names.get(node, ""), {})
+        if set(of_name) == {str(node)}:
             return True
         connected = {str(other) for other in self._grid.get_node_ids()}
-        return next((other for other in given if other in connected), "") == str(node)
+        return next((other for other in of_name if other in connected), "") == str(node)
 
     def _receipts(self) -> _Receipts:
         """Returns the receipts by name and by node, the first that gave the name in front."""
         try:
             receipts = read_json(self._path.read_bytes())
             return {
-                str(name): {str(node): str(text) for node, text in given.items()}
-                if isinstance(given, dict)
-                else {"": str(given)}  # of a version that knew names alone
-                for name, given in receipts.items()
+                str(name): {str(node): str(text) for node, text in of_name.items()}
+                if isinstance(of_name, dict)
+                else {"": str(of_name)}  # of a version that knew names alone
+                for name, of_name in receipts.items()
             }
         except FileNotFoundError:
             return {}
@@ -142,10 +143,10 @@ class SigningGrid(ForwardingGrid):
             return {}
 
 
-def _keep(receipts: _Receipts, given: Given, node: str) -> None:
+def _keep(receipts: _Receipts, receipt: NodeReceipt, node: str) -> None:
     """Puts a node's receipt beside those of other nodes, and forgets those of a node too many."""
-    of_name = receipts.setdefault(given.name, {})
-    of_name[node] = given.receipt
+    of_name = receipts.setdefault(receipt.name, {})
+    of_name[node] = receipt.receipt
     if len(of_name) > _MOST:  # the first one keeps its name
         del of_name[list(of_name)[1]]
     for name in [name for name, nodes in receipts.items() if node in nodes][:-_MOST]:

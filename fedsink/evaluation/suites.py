@@ -40,7 +40,7 @@ Draw = Callable[[int, int], Labelled]
 """A size and a seed to that many synthetic images with labels."""
 
 
-class Chosen(NamedTuple):
+class ClassifierChoice(NamedTuple):
     """The classifiers of a set for some images.
 
     Attributes:
@@ -68,7 +68,7 @@ class ClassifierSet:
         of_run: True where ε is the run's; else it is infinite.
     """
 
-    choose: Callable[[TrainingSet, int, float], Chosen]
+    choose: Callable[[TrainingSet, int, float], ClassifierChoice]
     remark: str
     suites: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -292,7 +292,11 @@ def nearest_mean_accuracy(train: Labelled, test: Labelled) -> float:
 
 CLASSIFIERS: Registry[ClassifierSet] = Registry(
     "classifiers",
-    {"ours": ClassifierSet(lambda real, seed, epsilon: Chosen(FAST, {}, real), "our options")},
+    {
+        "ours": ClassifierSet(
+            lambda real, seed, epsilon: ClassifierChoice(FAST, {}, real), "our options"
+        )
+    },
     group="fedsink.classifiers",
 )
 """Sets of classifiers by name."""

@@ -141,7 +141,7 @@ class Exchange(Sequence["Message"]):
         ]
 
 
-class Asked(list["Message"]):
+class MessageList(list["Message"]):
     """Messages, at most one to each node, whose replies are all wanted one by one."""
 
     def __init__(self, messages: Iterable[Message], needed: int) -> None:

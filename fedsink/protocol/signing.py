@@ -384,23 +384,23 @@ def shown_receipts(record: RecordDict) -> list[str]:
     return shown
 
 
-class Given(NamedTuple):
+class NodeReceipt(NamedTuple):
     """Name of a node under a policy, and a receipt for its ledger."""
 
     name: str
     receipt: str
 
 
-def give(record: RecordDict, given: Given) -> None:
+def give(record: RecordDict, receipt: NodeReceipt) -> None:
     """Adds a node's name and receipt to its answer."""
-    _put(record, _GIVEN, **given._asdict())
+    _put(record, _GIVEN, **receipt._asdict())
 
 
-def given_by(record: RecordDict) -> Given | None:
+def node_receipt(record: RecordDict) -> NodeReceipt | None:
     """Returns the name and the receipt in a node's answer; None where either is unusable."""
     values = _part(record, _GIVEN)
-    given = Given(str(values.get("name", "")), str(values.get("receipt", "")))
-    return given if all(0 < len(text) <= LONGEST for text in given) else None
+    receipt = NodeReceipt(str(values.get("name", "")), str(values.get("receipt", "")))
+    return receipt if all(0 < len(text) <= LONGEST for text in receipt) else None
 
 
 def ask_statement(record: RecordDict, run: str) -> None:

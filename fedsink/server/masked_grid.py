@@ -32,10 +32,10 @@ from fedsink.protocol.aggregation import (
     sum_name,
 )
 from fedsink.protocol.exchange import (
-    Asked,
     Broadcast,
     Exchange,
     Keeper,
+    MessageList,
     Reduction,
     Roster,
     Sum,
@@ -226,7 +226,7 @@ class _Trips:
             return
         place = list(_TAKE).index(trip)
         needed = sum(c.session.needed(place) for c in cohorts if c.void is None)
-        replies = self._grid.send_and_receive(Asked(messages, needed), timeout=self._timeout)
+        replies = self._grid.send_and_receive(MessageList(messages, needed), timeout=self._timeout)
         for reply in replies:
             both = asked[reply.metadata.src_node_id]
             if reply.has_error():

@@ -26,7 +26,7 @@ from fedsink.server.folder import (
     read_sums,
     sha256_of,
 )
-from fedsink.strategies.restated import Restated, agree, restated
+from fedsink.strategies.restated import Restatement, agree, restated
 from fedsink.values import Config
 
 SIGNED, CONSISTENT, UNPROTECTED, REFUSED = "signed", "consistent", "unprotected", "refused"
@@ -169,7 +169,7 @@ def _check_files(folder: RunFolder, verdict: Verdict) -> None:
 
 
 def _check_nodes(
-    run: RecordedRun, plan: Restated, keys: Mapping[str, str] | None, verdict: Verdict
+    run: RecordedRun, plan: Restatement, keys: Mapping[str, str] | None, verdict: Verdict
 ) -> None:
     """Compares what nodes have signed with the promise, and says what nobody has signed."""
     statements, listed, privacy = (
@@ -246,7 +246,9 @@ def _check_nodes(
         verdict.gaps.append("No node vouches for a shuffler, or for the number of its reports.")
 
 
-def _contradictions(statement: ChargeStatement, privacy: Config, plan: Restated) -> Iterator[str]:
+def _contradictions(
+    statement: ChargeStatement, privacy: Config, plan: Restatement
+) -> Iterator[str]:
     """Yields what contradicts the promise in one statement."""
     if statement.run != privacy.get("run"):
         yield f"signed for the run {_short(statement.run)}, not {_short(privacy.get('run'))}"

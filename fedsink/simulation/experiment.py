@@ -190,7 +190,7 @@ def pools(
     if share == LOCAL_NOISE or share.draw == "clients" or share.masked:
         return False
     for fails, what, why in (
-        (not strategy.adds_up, f"{clip} and clients={strategy.clients}",
+        (not strategy.sums_totals, f"{clip} and clients={strategy.clients}",
          "only a clip of records, and several clients that share noise, make one sum"),
         (engine.name == "flower", "engine=flower", "it asks every client for a reply"),
         (noise == "secure", "noise=secure", "its replies are stored"),

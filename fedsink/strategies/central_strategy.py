@@ -218,7 +218,7 @@ class CentralSettings(StrategySettings):
         return tuple(replace(largest, parts=m - spared) for m in cohorts)
 
     @property
-    def adds_up(self) -> bool:
+    def sums_totals(self) -> bool:
         shared = bool(self.integers) and all(one.parts > 1 for one in self.integers)
         return shared and self.plan.clip.per_record
 

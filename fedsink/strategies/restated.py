@@ -31,7 +31,7 @@ _MOST_CLIENTS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Restated:
+class Restatement:
     """The promise of a plan."""
 
     entries: Mapping[str, Any]  # of privacy.json, numbers and words
@@ -45,7 +45,7 @@ class Restated:
     cohort: Callable[[int], tuple[range, int]]
 
 
-def restated(privacy: Mapping[str, Any]) -> Restated:
+def restated(privacy: Mapping[str, Any]) -> Restatement:
     """Returns the promise of the plan in a privacy.json, which need not be trusted."""
     plan = privacy.get("plan")
     if not isinstance(plan, dict):
@@ -64,7 +64,7 @@ def restated(privacy: Mapping[str, Any]) -> Restated:
     raise ConfigError(f"its plan has the mode {str(mode)[:40]!r}, which is neither central nor ldp")
 
 
-def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restated:
+def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
     plan = plan_from_dict(values)
     if values != plan.to_dict():
         raise ConfigError("its plan has entries that no plan has")
@@ -72,7 +72,7 @@ def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restated:
     clients = _clients(len(privacy["clients"]))
     if not plan.protected:
         entries = unprotected_statement(plan, clients)
-        return Restated(entries, clients, {}, {}, plan.nominal_records, *_alone(privacy, 0.0))
+        return Restatement(entries, clients, {}, {}, plan.nominal_records, *_alone(privacy, 0.0))
     accountant, shared = str(privacy["accountant"]), privacy.get("noise_share")
     share, integers = LOCAL_NOISE, dict[int, IntegerGaussian]()
     if shared is not None:
@@ -120,7 +120,7 @@ def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restated:
             return members, len(members) - share.tolerate_dropouts
 
         of_promise = charged, cohort
-    return Restated(entries, clients, epsilons, left_out, plan.nominal_records, *of_promise)
+    return Restatement(entries, clients, epsilons, left_out, plan.nominal_records, *of_promise)
 
 
 def _alone(privacy: Mapping[str, Any], epsilon: float) -> tuple[Any, Any]:
@@ -131,7 +131,7 @@ def _alone(privacy: Mapping[str, Any], epsilon: float) -> tuple[Any, Any]:
     )
 
 
-def _local(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restated:
+def _local(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
     plan = LocalPlan.from_dict(values)
     image, label = plan.image_mechanism, plan.label_mechanism
     of_scale = type(image).from_scale(plan.map.sensitivity, image.scale, plan.delta).epsilon
@@ -148,7 +148,7 @@ def _local(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restated:
             plan.total_epsilon, plan.delta, behind["reports"], behind["delta"]
         )
     most = max(plan.total_epsilon, *epsilons.values())
-    return Restated(entries, clients, epsilons, left_out, None, *_alone(privacy, most))
+    return Restatement(entries, clients, epsilons, left_out, None, *_alone(privacy, most))
 
 
 def _answered(

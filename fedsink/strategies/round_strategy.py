@@ -152,7 +152,7 @@ class StrategySettings(ABC):
         return None
 
     @property
-    def adds_up(self) -> bool:
+    def sums_totals(self) -> bool:
         """True if the totals of all clients make one sum before noise that they share is added."""
         return False
 

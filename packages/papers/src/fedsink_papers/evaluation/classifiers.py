@@ -35,7 +35,7 @@ from fedsink.evaluation.networks import (
     train_mlp,
 )
 from fedsink.evaluation.sets import Classifier, ClassifierTrainer, Report, TrainingSet
-from fedsink.evaluation.suites import Chosen, ClassifierSet
+from fedsink.evaluation.suites import ClassifierChoice, ClassifierSet
 from fedsink.models.layers import initialise
 
 LENET_EPOCHS = 50
@@ -167,8 +167,8 @@ _SETS: dict[str, tuple[ClassifierTrainer, ClassifierTrainer | None]] = {
 }
 
 
-def _published(real: TrainingSet, seed: int, epsilon: float) -> Chosen:
-    return Chosen(*classifier_set("published", real.images.shape[1:]), real)
+def _published(real: TrainingSet, seed: int, epsilon: float) -> ClassifierChoice:
+    return ClassifierChoice(*classifier_set("published", real.images.shape[1:]), real)
 
 
 PUBLISHED = ClassifierSet(

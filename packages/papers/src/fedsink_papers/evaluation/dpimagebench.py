@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import logits
 from fedsink.evaluation.sets import Classifier, Labelled, Report, TrainingSet
-from fedsink.evaluation.suites import Chosen, ClassifierSet
+from fedsink.evaluation.suites import ClassifierChoice, ClassifierSet
 from fedsink.reporting.displays import duration
 
 EPOCHS, BATCH, RATE, EVERY, FACTOR, DECAY = 50, 256, 0.01, 20, 0.2, 0.9999
@@ -125,9 +125,9 @@ def dpimagebench_set(
     return trainers, real.at(order[size:])
 
 
-def _choice(real: TrainingSet, seed: int, epsilon: float) -> Chosen:
+def _choice(real: TrainingSet, seed: int, epsilon: float) -> ClassifierChoice:
     trainers, rest = dpimagebench_set(real, seed, epsilon)
-    return Chosen(trainers, {}, rest)
+    return ClassifierChoice(trainers, {}, rest)
 
 
 DPIMAGEBENCH = ClassifierSet(

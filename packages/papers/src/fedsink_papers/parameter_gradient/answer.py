@@ -94,7 +94,7 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         return inner.release_each(inner.plan.clip.vouch(totals), noise).unsqueeze(1)
 
     @property
-    def adds_up(self) -> bool:  # type: ignore[override]
+    def computes_sums(self) -> bool:  # type: ignore[override]
         """True for a record clip with shared noise, as for `DPSinkhornAnswer`."""
         return self.plan.clip.per_record and self.request.gradient.fixed_point is not None
 
