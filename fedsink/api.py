@@ -261,7 +261,7 @@ class Run:
         """Returns a model card in Hugging Face's format, as `fedsink card` writes it.
 
         Args:
-            license: of the generator, by its name on the Hub.
+            license: the license of the generator, by its name on the Hub.
 
         Raises:
             CheckpointError: the run has not finished.

@@ -76,25 +76,25 @@ class Checks:
     but: str = "not"
 
     def positive(self, name: str, value: Any, *, also: str = "") -> float:
-        """A finite number above 0."""
+        """Returns a finite number above 0."""
         if not 0 < as_float(value) < math.inf:
             self._refuse(f"{name} must be {also}{self.above_zero}", value)
         return float(value)
 
     def number(self, name: str, value: Any, *, minimum: float = 0.0, also: str = "") -> float:
-        """A finite number of at least `minimum`."""
+        """Returns a finite number of at least `minimum`."""
         if not minimum <= as_float(value) < math.inf:
             self._refuse(f"{name} must be {also}a number of at least {minimum:g}", value)
         return float(value)
 
     def count(self, name: str, value: Any, *, minimum: int = 1, also: str = "") -> int:
-        """A whole number of at least `minimum`, NumPy's among them."""
+        """Returns a whole number of at least `minimum`, NumPy's among them."""
         if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
             self._refuse(f"{name} must be {also}{self.whole} {minimum}", value)
         return int(value)
 
     def within(self, name: str, value: Any, interval: str) -> float:
-        """A number in an interval as it is written, "[0, 1)"."""
+        """Returns a number in an interval as it is written, "[0, 1)"."""
         low, high = (float(end) for end in interval[1:-1].split(","))
         excluded = [low] * interval.startswith("(") + [high] * interval.endswith(")")
         number = as_float(value)
@@ -103,11 +103,11 @@ class Checks:
         return number
 
     def probability(self, name: str, value: Any) -> float:
-        """A probability above 0."""
+        """Returns a probability above 0."""
         return self.within(name, value, "(0, 1]")
 
     def failure_probability(self, value: Any) -> float:
-        """δ of (ε, δ): 0 < δ < 1."""
+        """Returns δ of (ε, δ): 0 < δ < 1."""
         return self.within("delta", value, "(0, 1)")
 
     def choice(self, name: str, value: Any, *choices: str) -> str:

@@ -58,7 +58,7 @@ class Finding:
         return self.claim >= self.resolution
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Returns the JSON-able form."""
         return {**asdict(self), "violated": self.violated}
 
 
@@ -99,7 +99,7 @@ def compare(
 def lower_bound(
     plays: Kinds, tuning: int, moved: Features, bound: Bound, confidence: float
 ) -> float:
-    """`bound` of the better of two tests that tell two kinds of plays apart.
+    """Returns `bound` of the better of two tests that tell two kinds of plays apart.
 
     - along `moved`, the likelihood ratio of equal Gaussian noise; where noise has heavier tails,
       each feature is cut off at its two ends, which is that of Laplace noise;
@@ -116,7 +116,7 @@ def lower_bound(
             kind by the toss of a coin.
         moved: what the canary moves, (F,), as far as that is known.
         bound: turns guesses into ε, or another measure that grows with it.
-        confidence: of the result, in (0, 1).
+        confidence: probability that the result holds, in (0, 1).
     """
     if not all(np.isfinite(kind).all() for kind in plays):
         raise PrivacyError("a play holds a value that is not finite: audit the release.")
@@ -153,13 +153,13 @@ def _kurtosis(plays: Features) -> float:
 
 
 def fisher_direction(present: Features, absent: Features) -> Features:
-    """Σ⁻¹(μ₁ − μ₀), (F,), scaled to unit length; zero where the means agree."""
+    """Returns Σ⁻¹(μ₁ − μ₀), (F,), scaled to unit length; zero where the means agree."""
     scatter = np.atleast_2d(np.cov(present, rowvar=False) + np.cov(absent, rowvar=False)) / 2.0
     return inverse_times(scatter, present.mean(0) - absent.mean(0))
 
 
 def inverse_times(scatter: Features, signal: Features) -> Features:
-    """Σ⁻¹s of unit length, with a ridge that only tells a zero variance from a small one."""
+    """Returns Σ⁻¹s of unit length; a ridge only tells a zero variance from a small one."""
     ridge = _RIDGE * scatter.trace() / len(scatter) + np.finfo(float).tiny
     # In units of the ridge: it is one then, and survives whatever the units of the scatter.
     direction: Features = np.linalg.solve((scatter + ridge * np.eye(len(scatter))) / ridge, signal)
@@ -170,7 +170,7 @@ def inverse_times(scatter: Features, signal: Features) -> Features:
 def best_thresholds(
     scores: Kinds, bound: Bound, confidence: float
 ) -> tuple[tuple[float, float], float]:
-    """The thresholds of `_guesses` with the largest bound of these scores, and that bound."""
+    """Returns the thresholds of `_guesses` with the largest bound, and that bound."""
     levels = np.linspace(0.0, 1.0, _THRESHOLDS + 2)
     thresholds = np.quantile(np.concatenate(scores), levels)
     thresholds[[0, -1]] = -np.inf, np.inf

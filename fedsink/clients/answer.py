@@ -39,7 +39,7 @@ class Task(NamedTuple):
         digests: one for each round; the round's randomness is drawn under its digest.
         client: the client's number.
         shard: the client's records.
-        key: of the client's randomness; see `stream`.
+        key: the key of the client's randomness; see `stream`.
         state: finds the state that an answer keeps under this message's reservation, by the kind
             of the answer and further names (`fedsink.clients.states`); as private as the records.
     """
@@ -100,8 +100,8 @@ class Answer(ABC):
         name: the message type without ``train.``.
         limits: whole numbers of the policy's ``[allow]`` table that bound a message, with their
             defaults; None: an owner who allows the answer must state it.
-        adjacency: of its charge. None: an answer of the central mode, whose plan states the
-            adjacency; an owner who allows it must state the limits of such plans.
+        adjacency: what its charge protects. None: an answer of the central mode, whose plan
+            states the adjacency; an owner who allows it must state the limits of such plans.
         in_parts: several messages, of one `digest`, ask for parts of one release, of which a
             process keeps the last in memory.
         run: public name of the run that asks.
@@ -133,19 +133,19 @@ class Answer(ABC):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The policy's words for the answer; for an installed answer, its name."""
+        """Returns the policy's words for the answer; for an installed answer, its name."""
         return (cls.name,)
 
     @classmethod
     @abstractmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The answer to a message; raises ValueError where it is malformed.
+        """Returns the answer to a message; raises ValueError where it is malformed.
 
         Asks the policy before it looks up a name that a package may have installed.
         """
 
     def digest(self, record: RecordDict | Packed) -> bytes:
-        """SHA-256 of the request: of the whole message."""
+        """Returns the SHA-256 of the whole message."""
         return digest(f"train.{self.name}", record)
 
     @abstractmethod
@@ -159,7 +159,7 @@ class Answer(ABC):
         """Refuses a sum of replies; raises SumError.
 
         Args:
-            parameters: of the sum.
+            parameters: the public numbers of the sum.
             client: the number of this client.
             clients: K, number of clients.
         """
@@ -179,18 +179,18 @@ class Answer(ABC):
 
     @abstractmethod
     def compute(self, task: Task) -> Sequence[Tensor]:
-        """The tensors of the reply, in the order of `parts`."""
+        """Returns the tensors of the reply, in the order of `parts`."""
 
     @abstractmethod
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """The reply as it travels."""
+        """Returns the reply as it travels."""
 
     @classmethod
     def canaries(cls, plan: Any, records: int = 1) -> Sequence[Neighbours]:
         """Neighbours that a plan lets differ most, for `fedsink audit`.
 
         Args:
-            plan: of the requests.
+            plan: the plan of the requests.
             records: number of canaries; above 1: for an audit of one run, each of them moves the
                 replies in a direction of its own.
 
@@ -220,7 +220,7 @@ class BatchedAnswer(Answer):
     Attributes:
         values: numbers in a reply.
         computes_sums: True if `compute_sum` answers for a block of clients with one content.
-        plan: of an answer that computes sums.
+        plan: the plan of an answer that computes sums.
     """
 
     values: int
@@ -239,8 +239,8 @@ class BatchedAnswer(Answer):
         """Returns the result of `compute` for each of K clients, (K, parts, ...).
 
         Args:
-            answers: to each client; they fit together.
-            tasks: of each client.
+            answers: the answer to each client; they fit together.
+            tasks: the task of each client.
             pool: the records of these clients, and of others.
             clients: the clients' places among the pool's.
         """
@@ -254,7 +254,7 @@ class BatchedAnswer(Answer):
         noise of the whole cohort's sum is drawn once, at its first client.
 
         Args:
-            tasks: of each client.
+            tasks: the task of each client.
             pool: the records of these clients, and of others.
             clients: the clients' places among the pool's.
             noise_of: number of clients whose noise is to be in this block's sum: all of the

@@ -62,7 +62,7 @@ class CentralAnswer(Answer):
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The message's one round."""
+        """Returns the message's one round."""
         return cls([cls.Request.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
@@ -144,7 +144,7 @@ class CentralAnswer(Answer):
             raise ValueError("No two requests of a message are for one round.")
 
     def charge(self, *, trusted: bool) -> Charge:
-        """All rounds of the plan; see `central_charge`."""
+        """Returns the charge of all rounds of the plan; see `central_charge`."""
         return central_charge(self.plan, self.requests[0].shared_noise(self.size), trusted=trusted)
 
     def total(self, request: Any, sample: Shard) -> Clipped:
@@ -155,7 +155,7 @@ class CentralAnswer(Answer):
         raise NotImplementedError(f"train.{self.name} states no total.")
 
     def compute(self, task: Task) -> Sequence[Tensor]:
-        """The noised total of each round over its Poisson sample."""
+        """Returns the noised total of each round over its Poisson sample."""
         released = []
         for index, request in enumerate(self.requests):
             coins, noise = (task.stream(of, request.round, index) for of in ("sample", "noise"))
@@ -164,7 +164,7 @@ class CentralAnswer(Answer):
         return released
 
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """The released values, and nothing else."""
+        """Returns the released values, and nothing else."""
         return pack_replies([reply[name] for name in self.parts])
 
 
@@ -172,7 +172,7 @@ class CentralAnswer(Answer):
 def central_charge(
     plan: PrivacyPlan, shared: IntegerGaussian | None = None, *, trusted: bool = False
 ) -> Charge:
-    """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`.
+    """Returns the charge of T rounds, of which a labelled record takes part in `plan.uses`.
 
     `shared` is the mechanism of a reply with a part of the plan's noise, spread over t′ clients.
     By itself this client can prove only the ε of its own reply, with σ/√t′, and that ε is charged;

@@ -61,12 +61,12 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The name of its mechanism."""
+        """Returns the policy's word for the answer: the name of its mechanism."""
         return ("clipped-gaussian",)
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The message's requests."""
+        """Returns the message's requests."""
         return cls(unpack_requests(record))
 
     def check_policy(self, policy: Policy) -> None:
@@ -88,7 +88,7 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
             check_classes(request.objective.classes, data)
 
     def compute(self, task: Task) -> list[Tensor]:
-        """A gradient for each round, (n, D)."""
+        """Returns a gradient for each round, (n, D)."""
         return [
             client_gradient(request, task.shard, task.streams(request.round, index))
             for index, request in enumerate(self.requests)
@@ -104,7 +104,7 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
     def compute_each(
         cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
     ) -> Tensor:
-        """The gradients of all clients, (K, rounds, n, D)."""
+        """Returns the gradients of all clients, (K, rounds, n, D)."""
         released = []
         for index in range(len(answers[0].requests)):
             requests = [answer.requests[index] for answer in answers]
@@ -125,7 +125,7 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
     def compute_sum(
         self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
     ) -> Tensor:
-        """The sum of a block's gradients of every round, (rounds, n, D)."""
+        """Returns the sum of a block's gradients of every round, (rounds, n, D)."""
         sums = []
         for index, request in enumerate(self.requests):
             samples = [task.stream("sample", request.round, index) for task in tasks]
@@ -136,7 +136,7 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
 
     @classmethod
     def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
-        """Records that are there or not; each moves every round by all of S, along its own axis.
+        """Returns records each of which moves every round by all of S, along its own axis.
 
         In round t they move two rows by v_t = (cos θ_t, sin θ_t), which differs from round to
         round: noise that is used twice cancels in a difference, and the record does not.

@@ -78,11 +78,11 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The name of its mechanism."""
+        """Returns the policy's word for the answer: the name of its mechanism."""
         return ("critic",)
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuses more images, more or larger critics, or more steps, than allowed as well."""
+        """Refuses as others do, and more images, more or larger critics, or more steps."""
         super().check_policy(policy)
         images = len(self.request.rows) + len(self.request.fakes)
         policy.check_limit("maximum_images", images, "images")
@@ -100,7 +100,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         architecture(self.request)
 
     def compute(self, task: Task) -> list[Tensor]:
-        """The gradient, (n, D)."""
+        """Returns the gradient, (n, D)."""
         [reply] = critic_gradients(self.request, [task], Pool([task.shard]), slice(0, 1))
         return [reply]
 
@@ -112,12 +112,12 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
     def compute_each(
         cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
     ) -> Tensor:
-        """The gradients of all clients, (K, 1, n, D)."""
+        """Returns the gradients of all clients, (K, 1, n, D)."""
         return critic_gradients(answers[0].request, tasks, pool, clients).unsqueeze(1)
 
     @classmethod
     def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
-        """Records that turn the first critic's gradient round; all critics', under `client`.
+        """Returns records that turn the first critic's gradient round (all, under `client`).
 
         Records are points of a line, and the message's rows lie at 0. Three quarters of the rows to
         train against lie at −2 and one at 2, so that a critic of records at −1 falls at 0, and one
@@ -147,7 +147,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         ]
 
         def shard(value: float, *others: float) -> Shard:
-            """A client with one record for each critic, and others of one user of the first."""
+            """Returns a client with one record for each critic, and others of the first user."""
             values = torch.tensor([*[value] * clip.critics, *others]).unsqueeze(1)
             users = torch.tensor([*range(1, clip.critics + 1), *[0] * len(others)])
             return Shard(values, torch.zeros(len(values), dtype=torch.int64), users)

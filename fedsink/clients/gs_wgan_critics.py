@@ -74,7 +74,7 @@ class Parts:
         return replace(self, holds=self.holds & which.to(self.holds.device).unsqueeze(1))
 
     def draw(self, uniform: Tensor) -> Tensor:
-        """Places of own records, drawn with replacement by uniforms (K·M, …); N for empty parts."""
+        """Returns places of own records, drawn by uniforms (K·M, …); N for empty parts."""
         each = (-1, *[1] * (uniform.dim() - 1))
         starts, sizes = self.starts.reshape(each), self.sizes.reshape(each)
         indices = starts + (uniform * sizes).to(torch.int64)
@@ -96,7 +96,7 @@ class Fakes:
         )
 
     def draw(self, uniform: Tensor, labels: Tensor, classes: int) -> Tensor:
-        """Places of rows of the given labels, drawn by uniforms; of any where a class has none."""
+        """Returns places of rows of these labels, drawn by uniforms; of any if a class has none."""
         counts = torch.bincount(self.labels, minlength=classes)
         starts = torch.where(counts > 0, counts.cumsum(0) - counts, 0)
         counts = torch.where(counts > 0, counts, len(self.labels))
@@ -115,14 +115,14 @@ class CriticState:
 
     @classmethod
     def start(cls, critic: Critic, critics: int, public: Stream, like: Tensor) -> CriticState:
-        """M critics with one public initial state, the same at every client, on `like`'s device."""
+        """Returns M critics with the public initial state of every client, on `like`'s device."""
         weights = critic.initial(public).to(like.device).repeat(critics, 1)
         labels = torch.zeros(0, dtype=torch.int64, device=like.device)
         fakes = Fakes(weights.new_zeros(0, critic.dimension), labels)
         return cls(weights, Adam.start(weights), fakes)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """The state as tensors by name; `from_tensors` gives the same state back."""
+        """Returns the state as tensors by name; `from_tensors` gives the same state back."""
         return {
             "weights": self.weights,
             "adam.mean": self.adam.mean,
@@ -135,7 +135,7 @@ class CriticState:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> CriticState:
-        """The state written by `to_tensors`; raises KeyError for a missing tensor."""
+        """Returns the state written by `to_tensors`; raises KeyError for a missing tensor."""
         return cls(
             tensors["weights"],
             Adam(tensors["adam.mean"], tensors["adam.square"], tensors["adam.steps"]),

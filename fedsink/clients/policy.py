@@ -63,7 +63,7 @@ class Aggregation(Rules):
     """The `[aggregation]` table: conditions of taking part in secure aggregation.
 
     Attributes:
-        certificate: of this node's key, by the consortium's authority; zeros: none.
+        certificate: the certificate of this node's key, by the consortium's authority; zeros: none.
         tolerate_dropouts: most clients that a sum may be unmasked without; None: any number that
             leaves `minimum_cohort`.
     """
@@ -188,9 +188,9 @@ class Policy:
         """Refuses a round of a plan of the central mode.
 
         Args:
-            plan: of the use.
+            plan: the one that the round belongs to.
             parts: number of clients that its noise is spread over.
-            label: the class of its records; None: records of every class.
+            label: the class of the sampled records; None: records of every class.
         """
         if parts > 1 and self.allowed.secure_aggregation == "refused":
             self._refuse(

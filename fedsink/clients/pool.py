@@ -188,10 +188,10 @@ class Pool:
     def runs(
         self, labels: Sequence[int | None], part: slice
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Returns the records of its class (None: all of them) that each client may sample.
+        """Returns the records that each client may sample: those of its class (None: all).
 
-        They are indices into the pool (None where its order stays), and for each client where its
-        own begin among them, (K,), and how many they are, (K,).
+        These are indices into the pool (None: its own order), in which each client's records stand
+        together, and for each client the first one's place, (K,), and their number, (K,).
         """
         if labels[0] is None:
             return None, self._starts[part], self._sizes[part]

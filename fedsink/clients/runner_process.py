@@ -56,7 +56,7 @@ class RunnerProcess:
             raise (ConfigError if code == ConfigError.exit_code else ClientError)(self.admitted)
 
     def answer(self, message: Message) -> Message:
-        """The reply to a message, from a fork that ends with it."""
+        """Returns the reply to a message, from a fork that ends with it."""
         for _ in range(_ATTEMPTS):
             if reply := self._fork("answered", message):
                 return reply

@@ -39,7 +39,7 @@ class State:
           could draw the same noise for another total.
 
     Args:
-        folder: of this state's files; None: the state is kept only in memory.
+        folder: the folder of this state's files; None: the state is kept only in memory.
         at_once: write every state to a file at once; else `keep` writes files.
         rewinds: answered rounds may be asked and computed again.
         simulated: the client is a simulation's: its files need not outlast a power cut, and a
@@ -168,7 +168,7 @@ class States:
         self._states: dict[tuple[str, ...], State] = {}
 
     def of(self, reservation: bytes, kind: str, *names: str) -> State:
-        """The state of one kind of answer under a reservation; other `names`, another state."""
+        """Returns the state of a kind of answer under a reservation; each `names` has its own."""
         key = (reservation.hex(), kind, *names)
         if key not in self._states:
             folder = None

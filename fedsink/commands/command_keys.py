@@ -58,7 +58,7 @@ def not_a_pair(arguments: Sequence[str], position: int, more: str) -> str:
 
 
 def whole(minimum: int) -> Parser:
-    """A whole number of at least `minimum`."""
+    """Returns a whole number of at least `minimum`."""
 
     def read(text: str) -> int:
         try:
@@ -84,7 +84,7 @@ def choice(*options: str) -> Parser:
 
 
 def real(text: str) -> float:
-    """A number."""
+    """Returns a number."""
     try:
         return float(text)
     except ValueError:

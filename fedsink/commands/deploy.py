@@ -69,7 +69,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The keys of this command, and the others."""
+    """Returns the keys of this command, and the others."""
     for position, argument in enumerate(arguments):
         if argument.startswith("-") or "=" not in argument:
             raise ConfigError(not_a_pair(arguments, position, "see fedsink deploy --help"))

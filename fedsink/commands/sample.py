@@ -91,7 +91,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """The names in `[A,B]`, of which those with a comma stand in double quotes."""
+    """Returns the names in `[A,B]`, of which those with a comma stand in double quotes."""
     (row,) = csv.reader([text.removeprefix("[").removesuffix("]")], skipinitialspace=True)
     read = tuple(map(str.strip, row))
     if not read or not all(read) or len(set(read)) < len(read):

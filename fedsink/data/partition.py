@@ -162,7 +162,7 @@ SCHEMES: Registry[type[PartitionSpec]] = Registry(
 
 
 def scheme_from_dict(options: Mapping[str, Any]) -> PartitionSpec:
-    """The scheme for {"name": "dirichlet", "alpha": 0.3} and the like."""
+    """Returns the scheme for {"name": "dirichlet", "alpha": 0.3} and the like."""
     scheme: PartitionSpec = SCHEMES.from_dict(options)
     return scheme
 

@@ -205,7 +205,7 @@ def new_folder(text: str) -> Path:
 
 
 def _flwr() -> str:
-    """Flower's command beside this Python, or the first on the PATH."""
+    """Returns Flower's command beside this Python, or the first on the PATH."""
     beside = Path(sys.executable).with_name("flwr")
     command = str(beside) if beside.is_file() else shutil.which("flwr")
     if command is None:

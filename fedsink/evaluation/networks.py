@@ -193,7 +193,7 @@ def fit(
         generator: draws the batches.
         seed: draws the hold-out, so that networks of one seed hold out the same images.
         epochs: the most epochs to train.
-        name: of the network in the lines of `report`.
+        name: the name of the network in the lines of `report`.
         report: receives a line after each epoch.
     """
     order = shuffled(len(images), seed)

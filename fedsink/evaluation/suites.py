@@ -62,7 +62,7 @@ class ClassifierSet:
         choose: the real training images, a seed and ε to the classifiers.
         remark: about their options, below a table.
         suites: those that they belong to, the default one first; empty: any, suite=fast first.
-        seconds: of one core for a picture of 28×28 that all of them are fitted to; 0: no hours.
+        seconds: time of one core for a picture of 28×28 that all are fitted to; 0: no hours.
         by_gpu: True where a GPU takes no hours.
         runs, reference: defaults of the keys of these names.
         of_run: True where ε is the run's; else it is infinite.
@@ -113,9 +113,9 @@ class Options:
         n: synthetic images per run.
         runs: number of runs, run r with seed + r; None: the default of the classifiers. "fast" has
             one.
-        seed: of the first run.
+        seed: the seed of the first run.
         classifiers: "ours", or a set of an installed package.
-        epsilon: of the noise of a set that chooses on real images.
+        epsilon: ε of the noise of a set that chooses on real images.
         reference: also measure the ceiling and the floor, at about twice the time; None: the
             default of the classifiers.
         conditional: False if labels mean nothing; then no classifier is trained.
@@ -156,7 +156,7 @@ def evaluate(suite: str, draw: Draw, train: Labelled, test: Labelled, options: O
         draw: n and a seed to n synthetic images (n, C, H, W) in [0, 1] and labels (n,).
         train: real training images and labels, for the ceiling, the floor and memorisation.
         test: real test images and labels.
-        options: of the evaluation.
+        options: the options of the evaluation.
 
     Returns:
         An `Evaluation`, with the attributes that the suite gives it.
@@ -229,7 +229,7 @@ class FastFigures:
 
 
 def fast(draw: Draw, train: Labelled, test: Labelled, options: Options) -> FastFigures:
-    """`suite=fast`: one run, in seconds to a minute."""
+    """Measures `suite=fast`: one run, in seconds to a minute."""
     n, seed, classes = options.n, options.seed, options.classes
     figures: dict[str, Any] = {"n": n, "seed": seed}
     network = None if options.inception is None else load_inception(options.inception)

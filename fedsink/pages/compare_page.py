@@ -67,7 +67,7 @@ def run_settings(config: Config) -> dict[str, Any]:
     its engine is left out.
 
     Args:
-        config: of a run, all interpolations resolved.
+        config: the configuration of a run, all interpolations resolved.
     """
     recipe = config.get("recipe") or {}
     eps, sigma, rounds = (config.get(key) for key in ("eps", "sigma", "rounds"))
@@ -102,7 +102,7 @@ class Group:
     Attributes:
         title: distinguishes the group from others.
         runs: by label.
-        settings: of all the runs, as `run_settings`.
+        settings: the settings of all the runs, as `run_settings`.
     """
 
     title: str

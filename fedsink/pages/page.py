@@ -75,7 +75,7 @@ def render(template: str, **values: object) -> bytes:
 
     Args:
         template: name of the file.
-        values: for the template, strings and objects of strings.
+        values: what the template reads, strings and objects of strings.
     """
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -121,7 +121,7 @@ def size(count: float) -> str:
 
 
 def spread(files: Mapping[int, Path], at_most: int) -> dict[int, Path]:
-    """Picks the first and the last of some files, and others evenly between them, by key."""
+    """Picks the files of the first and the last key, and of others evenly between them."""
     keys = sorted(files)
     if len(keys) > at_most:
         steps = max(1, at_most - 1)
@@ -137,7 +137,7 @@ def pictures(
 
     Args:
         described: files, each with its alternative text and its caption.
-        most_bytes: of all pictures together.
+        most_bytes: the most bytes of all pictures together.
 
     Raises:
         CheckpointError: a file is not a PNG.

@@ -113,26 +113,26 @@ class FixedPoint:
         return 1 << (self.bits - 1)
 
     def rounded(self, totals: torch.Tensor) -> torch.Tensor:
-        """The nearest integers to totals over γ, (k, ...) int64; each total is projected before."""
+        """Returns the nearest integers to projected totals over γ, (k, ...) int64."""
         refuse_infinite(totals)
         projected = clip_to_norm(totals.to(torch.float64).unsqueeze(-1).flatten(1), self.radius)
         return self.nearest(projected).reshape(totals.shape)
 
     def nearest(self, values: torch.Tensor) -> torch.Tensor:
-        """The nearest integers to values over γ, int64; nothing is projected."""
+        """Returns the nearest integers to values over γ, int64; nothing is projected."""
         refuse_infinite(values)
         return (values.to(torch.float64) / self.granularity).round().to(torch.int64)
 
     def wrapped(self, integers: torch.Tensor) -> torch.Tensor:
-        """Integers modulo 2^b, centred; int64 that overflowed is right as well, for 2^b | 2^64."""
+        """Returns integers modulo 2^b, centred; overflown int64 is right, for 2^b | 2^64."""
         return ((integers + self.half) & (2 * self.half - 1)) - self.half
 
     def decoded(self, integers: torch.Tensor) -> torch.Tensor:
-        """The value of a sum of integers in units of the totals, float64."""
+        """Returns the value of a sum of integers in units of the totals, float64."""
         return self.wrapped(integers).to(torch.float64) * self.granularity
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` inverts it."""
+        """Returns the JSON-able form, which `from_dict` reads."""
         return asdict(self)
 
     @classmethod
@@ -194,7 +194,7 @@ class IntegerGaussian:
         radius: float,
         tolerate_dropouts: int = 0,
     ) -> IntegerGaussian:
-        """The mechanism with the finest γ whose sums fit into b bits, of the largest cohort.
+        """Returns the mechanism with the finest γ of which the largest sum fits into b bits.
 
         γ is the least power of two, from S·2⁻³⁰/√d on, with m·(R/γ + ½) + 12·√m·s < 2^(b−1) for
         every cohort size m, increasing, and t′ = m − `tolerate_dropouts`. Raises PrivacyError where
@@ -248,17 +248,17 @@ class IntegerGaussian:
         return 2.0 * cost.uses(self.plan.rounds) * self.size * self.divergence_of_value
 
     def entries(self) -> dict[str, Any]:
-        """The public numbers beside the plan's, as a ledger and privacy.json state them."""
+        """Returns the public numbers beside the plan's, as a ledger and privacy.json state them."""
         return {
             "share": self.parts, "fixed_point": self.fixed_point.to_dict(), "values": self.size,
         }  # fmt: skip
 
     def epsilon(self, accountant: str = "pld") -> float:
-        """ε of the sum over the whole plan, the divergence included."""
+        """Returns ε of the sum over the whole plan, the divergence included."""
         return self.plan.epsilon(accountant) + self.divergence
 
     def wrap_probability(self, cohort: int) -> float:
-        """Bound on the probability that any value of one round's sum does not fit into b bits.
+        """Returns a bound on the probability that a value of one sum does not fit into b bits.
 
         2·d·exp(−z²/2), for discrete Gaussians are subgaussian (Canonne, Kamath, Steinke 2020).
         """
@@ -270,12 +270,12 @@ class IntegerGaussian:
         return min(1.0, 2.0 * self.size * math.exp(-min(tail, 600.0)))  # never 0 by underflow
 
     def release(self, total: Clipped, stream: Stream) -> torch.Tensor:
-        """`release_each` of one total."""
+        """Returns `release_each` of one total."""
         one = self.plan.clip.vouch(clipped_by(self.plan.clip, total).unsqueeze(0))
         return self.release_each(one, [stream]).squeeze(0)
 
     def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
-        """Integers of several totals with a part of the noise each, modulo 2^b.
+        """Returns the integers of several totals with a part of the noise each, modulo 2^b.
 
         The totals are (k, ...), of d values each; the streams, one for each client and use, were
         never used before. Returns (k, ...) int64 on the CPU, centred.
@@ -286,7 +286,7 @@ class IntegerGaussian:
         return self.fixed_point.wrapped(integers + noise.reshape(integers.shape))
 
     def release_sum(self, totals: Clipped, noise: Stream | None, cohort: int = 0) -> torch.Tensor:
-        """Integers of totals added up, with the noise of a whole cohort's sum, or none of it.
+        """Returns the sum of totals in integers, with the noise of a whole cohort or none of it.
 
         The law is that of a sum of `cohort` parts but for the divergence of step 2: one discrete
         Gaussian of variance m·s². For simulations, which show nobody a part of the sum. Only a

@@ -88,13 +88,13 @@ class NoiseShare:
             )
 
     def parts(self, schedule: Schedule, client: int, clients: int) -> int:
-        """t′, number of clients that the noise of the cohort of `client` is spread over."""
+        """Returns t′, the number of clients that `client`'s cohort spreads its noise over."""
         if self.name == LOCAL:
             return 1
         return schedule.cohort(client, clients) - self.tolerate_dropouts
 
     def cohorts(self, schedule: Schedule, clients: int) -> list[int]:
-        """The different sizes m of the cohorts, increasing: one, or two where C ∤ K."""
+        """Returns the different sizes m of the cohorts, increasing: one, or two where C ∤ K."""
         some = range(min(clients, schedule.cohorts))
         return sorted({schedule.cohort(client, clients) for client in some})
 
@@ -113,7 +113,7 @@ class NoiseShare:
         return any(self.parts(schedule, k, clients) > 1 for k in range(schedule.cohorts))
 
     def left(self, plan: PrivacyPlan, clients: int, colluders: int) -> PrivacyPlan:
-        """The plan with the noise that is left against the server and x clients of a cohort.
+        """Returns the plan with the noise that is left against server and x clients of a cohort.
 
         In the worst case d others have dropped out: of t′ parts t′ − x are left, in the cohort
         where that is least. One is always left: nobody else knows a client's own noise.

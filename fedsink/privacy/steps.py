@@ -55,22 +55,22 @@ class NoiseKey:
 
     @classmethod
     def secret(cls) -> NoiseKey:
-        """A key from the operating system's random bytes, forgotten with this process."""
+        """Returns a key from the operating system's random bytes, forgotten with this process."""
         return cls(SecretKey(os.urandom(32), "loop"))
 
     @classmethod
     def reproducible(cls, seed: int) -> NoiseKey:
-        """A key that gives the same noise again for the same seed: it protects nothing."""
+        """Returns a key that gives the same noise again for the same seed: it protects nothing."""
         return cls(ReproducibleKey(seed))
 
     @classmethod
     def secure(cls) -> NoiseKey:
-        """Float-safe noise without any key; needs OpenDP."""
+        """Returns a key for float-safe noise, which is never drawn again; needs OpenDP."""
         return cls(EntropyKey())
 
     @classmethod
     def key(cls, path: str | Path) -> NoiseKey:
-        """The key in the file PATH, made where there is none; PATH.released notes its rounds.
+        """Returns the key in the file PATH, made if it is missing; PATH.released notes its rounds.
 
         Raises:
             PrivacyError: Another `NoiseKey` has the file open, a file is damaged, the journal is

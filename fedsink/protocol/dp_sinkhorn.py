@@ -124,7 +124,7 @@ class Objective:
             )
 
     def diameter(self, radius: float, *, labels: bool) -> float:
-        """The largest distance of two points in a ball of this radius, with labels or without."""
+        """Returns the largest distance of two points in a ball, with labels or without."""
         # One-hot labels α_c·e_k are at most √2·α_c apart.
         return math.hypot(2.0 * radius, math.sqrt(2.0) * self.label_weight if labels else 0.0)
 

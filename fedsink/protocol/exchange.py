@@ -86,8 +86,7 @@ class Exchange(Sequence["Message"]):
     """The messages of one round, in client order; made when the first is asked for.
 
     Args:
-        message_type: as of Flower's messages.
-        group_id: as of Flower's messages.
+        message_type, group_id: those of Flower's messages.
         broadcasts: no client is in two of them.
         needed: number of answers that is enough once waiting for the others has ended; None: all.
         following: broadcasts of the next exchange, whose contents are not known yet
@@ -202,5 +201,5 @@ class Roster(Protocol):
     """A grid that knows which client lives at which node without asking each of them."""
 
     def roster(self) -> Mapping[int, int]:
-        """Client number → node id; the same object again as long as nothing has changed."""
+        """Returns client number → node id; the same object again as long as nothing has changed."""
         ...

@@ -87,7 +87,7 @@ class Critics:
             )
 
     def architecture(self, view: View) -> Critic:
-        """The architecture on records in a view.
+        """Returns the architecture on records in a view.
 
         A ValueError: it does not fit the view, or all critics, or all their local generators, have
         more than `MOST_WEIGHTS`.
@@ -107,7 +107,7 @@ class Critics:
         return critic
 
     def local_generator(self, critic: Critic) -> LocalGenerator | None:
-        """Generator that each critic is trained against before its first round; None: none."""
+        """Returns the generator that each critic is trained against at first; None: none."""
         if not self.training.warm_generator:
             return None
         return LocalGenerator(critic.dimension, self.classes, self.scale)
@@ -118,7 +118,7 @@ class Critics:
         return Stream(b"fedsink critics", self.seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` inverts it."""
+        """Returns the JSON-able form, which `from_dict` reads."""
         return asdict(self)
 
     @classmethod

@@ -162,14 +162,14 @@ class CentralRequest(Packable, ABC):
     """A request of the central mode: one round of a plan. A method adds what it asks for.
 
     Attributes:
-        name: of the method, and of the answer that a node gives: the message is ``train.NAME``.
+        name: the name of the method and of its answer: the message is ``train.NAME``.
         label: the class whose records take part; None: records of every class.
         round: its number in the plan, from 1.
         plan: sampler, clip, noise and their accounting; or that there are neither clip nor noise.
         run: public name of the run that asks.
         share: t′ ≥ 1, number of clients that one noise of the plan is spread over. 1: the reply
             holds all of the noise, and needs no other reply.
-        fixed_point: of the integers that are added up where the noise is shared; else None.
+        fixed_point: the grid of the integers that are added up; None: the noise is not shared.
     """
 
     name: ClassVar[str]
@@ -239,7 +239,7 @@ class CentralRequest(Packable, ABC):
 
         Args:
             total: sum of the totals of a block of clients, (1, ...).
-            stream: of the cohort's noise.
+            stream: the randomness of the cohort's noise.
             cohort: number of clients whose noise the part holds; 0: another part holds it.
         """
         shared = self.shared_noise(total.total.numel())

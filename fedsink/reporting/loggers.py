@@ -29,7 +29,7 @@ class Observer:
 
     Attributes:
         package: imported by the observer, from the extra of its name; None: none.
-        folder, name: of the run.
+        folder, name: those of the run.
         config: by dotted keys, without those that name files of this machine.
         privacy: content of privacy.json.
     """
@@ -44,22 +44,22 @@ class Observer:
         self.config = {key: value for key, value in settings if key not in (*PLACES, "start")}
 
     def begin(self, round: int) -> None:
-        """Training begins after `round`: 0, or the checkpoint's."""
+        """Called when training begins after `round`: 0, or the checkpoint's."""
 
     def metrics(self, line: Mapping[str, Any]) -> None:
-        """A line was written to metrics.jsonl."""
+        """Called when a line was written to metrics.jsonl."""
 
     def picture(self, round: int, path: Path) -> None:
-        """A PNG that shows `round` was written to samples/."""
+        """Called when a PNG that shows `round` was written to samples/."""
 
     def keep(self) -> None:
-        """A checkpoint is about to be written: store all events so far."""
+        """Called when a checkpoint is about to be written: store all events so far."""
 
     def end(self, ending: Ending) -> None:
-        """Training has ended."""
+        """Called when training has ended."""
 
     def evaluated(self, path: Path, figures: Mapping[str, Any]) -> None:
-        """The finished run was evaluated: `figures` were written to `path`, a JSON file."""
+        """Called when the finished run was evaluated: `path`, a JSON file, has the `figures`."""
 
 
 class Observers(Observer):

@@ -47,7 +47,7 @@ def truncate_jsonl(path: str | os.PathLike[str], key: str, last: int) -> int:
 
     Args:
         path: a file written by `append_jsonl`.
-        key: of a whole number in every line, for instance "round".
+        key: the key of a whole number in every line, for instance "round".
         last: the last value to keep.
 
     Returns:

@@ -131,7 +131,7 @@ class ClientSession:
     # Trip 0 ------------------------------------------------------------------------------------
 
     def keys(self) -> bytes:
-        """Trip 0: returns this client's row of the roster, the same whenever it is asked."""
+        """Returns in trip 0 this client's row of the roster, the same whenever it is asked."""
         return self._once(0, b"", self._advertise)
 
     def _advertise(self, _: bytes) -> bytes:
@@ -145,7 +145,7 @@ class ClientSession:
     # Trip 1 ------------------------------------------------------------------------------------
 
     def shares(self, roster: bytes) -> bytes:
-        """Trip 1: returns shares of both secrets, encrypted for each neighbour in the roster U₁."""
+        """Returns in trip 1 shares of both secrets, encrypted for its neighbours in U₁."""
         return self._once(1, roster, self._share)
 
     def _share(self, content: bytes) -> bytes:
@@ -194,7 +194,7 @@ class ClientSession:
     def masked(
         self, forwarded: bytes, request: bytes, vector: Callable[[], NDArray[np.int64]]
     ) -> bytes:
-        """Trip 2: returns the masked vector y_u, `masks.packed`.
+        """Returns in trip 2 the masked vector y_u, `masks.packed`.
 
         `forwarded` is U₂ with the shares that neighbours encrypted for this client, `request` the
         digest r of what the vector answers. `vector` computes x_u, once and after everything is
@@ -257,7 +257,7 @@ class ClientSession:
     # Trip 3 ------------------------------------------------------------------------------------
 
     def survivors(self, survivors: bytes) -> bytes:
-        """Trip 3: returns this client's signature over roster, sharers and survivors U₃."""
+        """Returns in trip 3 this client's signature over roster, sharers and survivors U₃."""
         return self._once(3, survivors, self._sign)
 
     def _sign(self, content: bytes) -> bytes:
@@ -277,7 +277,7 @@ class ClientSession:
     # Trip 4 ------------------------------------------------------------------------------------
 
     def unmask(self, signatures: bytes) -> bytes:
-        """Trip 4: returns one share of each client around this one, and forgets all secrets.
+        """Returns in trip 4 one share of each client around this one, and forgets all secrets.
 
         The signatures are survivors', over the statement that this client signed.
         """

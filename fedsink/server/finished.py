@@ -144,7 +144,7 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
 
 
 def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, Any]]:
-    """The record of a finished run, with its privacy.json and its metrics.json."""
+    """Returns the record of a finished run, with its privacy.json and its metrics.json."""
     recorded = RecordedRun.of(text)
     path = recorded.folder.path
     privacy, result = recorded.privacy, recorded.result

@@ -63,7 +63,7 @@ class RunFolder:
 
     @classmethod
     def fresh(cls, path: Path) -> RunFolder:
-        """A folder that holds no run yet; one that holds something is refused."""
+        """Returns a folder that holds no run yet; one that holds something is refused."""
         folder = cls(path)
         taken = folder.path.exists() and not folder.path.is_dir()
         if taken or (folder.path.is_dir() and any(folder.path.iterdir())):
@@ -76,7 +76,7 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
-        """A folder that holds a run."""
+        """Returns a folder that holds a run."""
         folder = cls(path)
         if not own_file(folder.config):
             raise CheckpointError(
@@ -147,7 +147,7 @@ def locked(descriptor: int, taken: str) -> Iterator[None]:
 
 
 def command_for(command: str, key: str, path: Path) -> str:
-    """`fedsink COMMAND key=path` as typed in any shell, whatever the path's letters are."""
+    """Returns `fedsink COMMAND key=path` as typed in any shell, whatever the path's letters are."""
     return f"{typed_name()} {command} {shlex.quote(f'{key}={path}')}"
 
 

@@ -70,8 +70,8 @@ class CentralSettings(StrategySettings):
         sample: words of privacy.json for the mechanism and the sample it draws.
         plan: clip and noise of every round, with their accounting; without clip and
             noise an `UnprotectedPlan`.
-        optimizer: of the generator.
-        accountant: of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
+        optimizer: the settings of the generator's optimiser.
+        accountant: the accountant of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
         run: public name of the run, stated in every request.
         share: how much of the plan's noise a reply holds: all of it, or a part that makes up
             the whole in the sum of a cohort's replies.
@@ -261,7 +261,7 @@ def central_plan(
     Missing values come from the recipe; eps=inf is the same rounds with neither clip nor noise.
 
     Args:
-        config: of the central mode.
+        config: a configuration of the central mode.
         clip: bounds the change by one unit.
         schedule: names the clients and the classes of each round; None: all in every round.
         sigma: the noise multiplier; None: the configuration's.
@@ -437,7 +437,7 @@ class CentralRounds(RoundStrategy):
 
         Args:
             broadcasts: no client is in two of them.
-            replies: to the broadcasts, or the sums that a grid made of them.
+            replies: the replies to the broadcasts, or the sums that a grid made of them.
             task: the clients' task in words, for errors.
             expected: all clients of this exchange, including those out of reach.
 

@@ -325,7 +325,7 @@ _ORDERS = range(2, 257)
 
 
 def gs_wgan_epsilon(sigma: float, *, uses: int, critics: int, delta: float) -> float:
-    """ε that Theorem A.1 claims for `uses` rows, each of one critic of many (Chen et al. 2020).
+    """Returns Theorem A.1's ε for `uses` rows of one critic of many (Chen et al. 2020).
 
     >>> round(gs_wgan_epsilon(1.07, uses=20_000 * 32, critics=1000, delta=1e-5), 3)
     9.993
@@ -345,7 +345,7 @@ def gs_wgan_epsilon(sigma: float, *, uses: int, critics: int, delta: float) -> f
 
 
 def _renyi(rate: float, variance: float, order: int) -> float:
-    """Rényi divergence of one use at a whole order α ≥ 2."""
+    """Returns the Rényi divergence of one use at a whole order α ≥ 2."""
     second = 1.0 / variance  # the Gaussian's divergence at order 2; at order j it is j/(2σ²)
     terms = [0.0]
     for j in range(2, order + 1):

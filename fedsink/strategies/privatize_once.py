@@ -88,8 +88,8 @@ class PrivatizeOnceSettings(LocalOptions, StrategySettings):
         cost, lam: replace the matched cost and λ; need `unmatched`.
         unmatched: declares that cost and λ are not those of Theorem 1.
         solver: "converged", or "annealed" for the schedule of DP-Sinkhorn.
-        max_iterations, tolerance: of "converged": Sinkhorn iterations, L1 marginal error at which
-            they stop.
+        max_iterations, tolerance: limits of "converged": Sinkhorn iterations, and the L1 marginal
+            error at which they stop.
         backend: solves the problems: "native", or the library "geomloss" or "keops".
         chunk_size: records per upload message.
         run: public name of the run, stated in every request.

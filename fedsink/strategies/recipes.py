@@ -130,7 +130,7 @@ class CentralMethod(Method):
 
     Args:
         plan: a `PrivacyPlan`, or an `UnprotectedPlan` for ceilings on public data.
-        accountant: of the reported ε.
+        accountant: the accountant of the reported ε.
         share: divides the noise among clients whose replies are only seen as a sum.
         view: public coordinates of the gradient, as {"name": "dct", "radius": 7}; None: the rule's.
         optimizer: values of `OptimizerSettings` that replace the method's, as {"lr": 1e-3}.
@@ -303,7 +303,7 @@ class EntropicLDP(LocalOptions, Method):
         loss: "matched" (Theorem 1), "debiased", or another of `fedsink.strategies.losses`.
         critic: options of a loss with a critic.
         cost, lam, unmatched: replace the matched cost and λ; the run is reported so.
-        solver, max_iterations, tolerance, backend: of the transport problem.
+        solver, max_iterations, tolerance, backend: those of the transport problem.
         chunk_size: records per upload message.
         optimizer: values of `OptimizerSettings` that replace the method's, as {"lr": 1e-3}.
         quorum: clients that must answer: a number, a fraction, or None for all.

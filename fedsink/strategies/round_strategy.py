@@ -144,7 +144,7 @@ class StrategySettings(ABC):
 
         Args:
             count: rounds of the plan that it answers for (central), or records that it holds (ldp).
-            weights: of the generator.
+            weights: number of weights of the generator.
 
         Returns:
             None where the method does not say.
@@ -195,7 +195,7 @@ class RoundStrategy(Strategy):
         quorum: number of the clients asked that must answer; None: all.
 
     Attributes:
-        Settings: of the method; the registry builds a strategy from (settings, generator, key).
+        Settings: the class of its settings; a strategy is built from (settings, generator, key).
         round: number of rounds done.
         absent: clients that did not answer in the last exchange.
         missed: client → number of exchanges that it did not answer.
@@ -279,7 +279,7 @@ class RoundStrategy(Strategy):
         The order is that of the clients: float sums must not depend on which reply came first.
 
         Args:
-            replies: to one exchange.
+            replies: the replies to one exchange.
             task: the clients' task in words, for errors.
             expected: the clients that the exchange is for, including those out of reach.
             read: turns a client and its content into the answer; raises ClientError where the
@@ -319,7 +319,7 @@ class RoundStrategy(Strategy):
         The clients have charged it, so that its rounds are not asked for again.
 
         Args:
-            number: of the message, from 1.
+            number: the number of the message, from 1.
         """
         self.note_absent(self.asked)
         self.void += 1

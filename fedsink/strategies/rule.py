@@ -74,13 +74,13 @@ class Sizes:
     """The public sizes of a run on pictures, and the settings that they suggest.
 
     Attributes:
-        shape: of a record, (channels, height, width).
+        shape: the shape of a record, (channels, height, width).
         classes: C.
         records: N, the nominal number of records of all clients.
         clients: K.
         eps: ε of the run; infinite where nothing is protected.
         delta: δ.
-        mechanism: of the local mode; "gaussian" in the central one.
+        mechanism: the mechanism of the local mode; "gaussian" in the central one.
     """
 
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ class Sizes:
 
     @property
     def noisy(self) -> bool:
-        """Tells whether noise, and not the generator, limits the central mode."""
+        """True if noise, and not the generator, limits the central mode."""
         return self.signal < _NOISY
 
     def central(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def clipped_pullback(
         lam: λ > 0, in units of cost (that of ‖x − y‖²).
         bound: Δ > 0, in units of the weights' gradient.
         pull: v ↦ Jᵀv from (n, d) to (P,), linear, fixed like x.
-        mask: from which rows each record may choose, (n, m) bool; None: all.
+        mask: the rows from which each record may choose, (n, m) bool; None: all.
 
     Raises:
         ValueError: for shapes that disagree, λ ≤ 0 or Δ ≤ 0; never for values of x, y or f.

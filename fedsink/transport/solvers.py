@@ -128,7 +128,7 @@ class ConvergedSolver:
     """`solve` with its options; a tolerance of 0 runs a fixed number of iterations.
 
     Attributes:
-        max_iterations, tolerance, domain: of `solve`.
+        max_iterations, tolerance, domain: those of `solve`.
     """
 
     max_iterations: int = 1000

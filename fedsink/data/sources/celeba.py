@@ -65,7 +65,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _labels(path: Path) -> dict[str, int]:
-    """The attribute of every picture; the second line of the file names the attributes."""
+    """Returns the attribute of every picture; the second line of the file names the attributes."""
     lines = _lines(path)
     names = lines[1].split() if len(lines) > 1 else []
     if ATTRIBUTE not in names:
@@ -84,7 +84,7 @@ def _labels(path: Path) -> dict[str, int]:
 
 
 def _members(path: Path, wanted: str) -> list[str]:
-    """The names of a split's pictures; a name that leads out of their folder is refused."""
+    """Returns the names of a split's pictures; a name that leads out of their folder is refused."""
     members: dict[str, str] = {}
     for number, line in enumerate(_lines(path), start=1):
         parts = line.split()
@@ -117,7 +117,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _pictures(files: list[Path], shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
-    """All pictures, decoded once and kept in the cache folder, and what that changed."""
+    """Returns all pictures, decoded once and kept in the cache folder, and what that changed."""
 
     def fill(folder: Path) -> None:
         pixels = np.empty((len(files), *shape), dtype=np.uint8)

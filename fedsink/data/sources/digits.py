@@ -25,7 +25,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _embedded() -> tuple[np.ndarray, np.ndarray]:
-    """8×8 pixels of 0 to 16 and labels, as `sklearn.datasets.load_digits` returns them.
+    """Returns 8×8 pixels of 0 to 16 and labels, as `sklearn.datasets.load_digits` returns them.
 
     Its file is read here because importing scikit-learn takes longer than the rest of a start.
     """

@@ -81,7 +81,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _masters(characters: str, side: int) -> Tensor:
-    """The characters in every font, (fonts, characters, side, side) in [0, 1].
+    """Returns the characters in every font, (fonts, characters, side, side) in [0, 1].
 
     The longer side of a character's box is `_LONGER_SIDE` of the picture, and its box is central.
     """

@@ -76,7 +76,7 @@ class ChangedPictures:
             self._pages.append(str(path))
 
     def notes(self) -> tuple[str, ...]:
-        """One sentence for each kind of change, the most telling first."""
+        """Returns a sentence for each kind of change, the most telling first."""
         channels, height, width = self.shape
         number = self._sizes.total()
         other = {size: n for size, n in self._sizes.items() if size != (width, height)}
@@ -197,7 +197,7 @@ def vast_allowed() -> Iterator[None]:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this version of Pillow has."""
+    """Returns those of `FORMATS` that this version of Pillow has."""
     from PIL import Image
 
     Image.init()
@@ -212,7 +212,7 @@ class _Depth:
         limits_of_file: the values of black and white; None: nothing tells them.
         colours: Pillow has halved them to 8 bits by itself.
         kind: how the values are to be seen that Pillow has read; None: as they are.
-        maximum: of a PGM, whose values Pillow has scaled to 65535.
+        maximum: the largest value of a PGM, whose values Pillow has scaled to 65535.
         inverted: the least value is white.
     """
 
@@ -251,7 +251,7 @@ class _Depth:
         )
 
     def bytes(self, path: str | Path, picture: Image, limits: Limits | None) -> Image:
-        """A picture of bytes; values outside the range are refused."""
+        """Returns a picture of bytes; values outside the range are refused."""
         from PIL import Image
 
         if self.colours:
@@ -283,5 +283,5 @@ class _Depth:
 
 
 def _first(value: Any) -> int:
-    """The first number of a tag, which may be a list of them."""
+    """Returns the first number of a tag, which may be a list of them."""
     return int(value[0] if isinstance(value, tuple) else value)

@@ -95,7 +95,7 @@ def _pictures(kinds: Array, height: int, width: int, random: np.random.Generator
 
 
 def _rgb(hue: Array, saturation: Array, value: Array) -> Array:
-    """Red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
+    """Returns red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
     steps = (np.array([5.0, 3.0, 1.0], dtype=np.float32) + 6.0 * hue[:, 0]) % 6.0
     ramp = np.clip(np.minimum(steps, 4.0 - steps), 0.0, 1.0)
     mixed: Array = value[:, 0] * (1.0 - saturation[:, 0] * ramp)

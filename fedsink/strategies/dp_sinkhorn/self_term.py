@@ -83,8 +83,8 @@ class SelfTerm(Loss):
     Args:
         settings: public options.
         objective: the transport problem.
-        clip: of the clients.
-        layout: of a round.
+        clip: the clip of the clients.
+        layout: the layout of a round.
         like: a tensor of the rows' type, device and dimension D, (..., D).
 
     Attributes:
@@ -112,8 +112,8 @@ class SelfTerm(Loss):
         """Returns the self parts of G groups of one size, as one batch of problems.
 
         Args:
-            rows: of each group, (G, n + n′, D).
-            kinds: of the groups, (G,), as `Layout.group_kinds`: each kind has its own history.
+            rows: the rows of each group, (G, n + n′, D).
+            kinds: the kind of each group, (G,), as `Layout.group_kinds`; each has its own history.
             row_labels: labels of the rows, (G, n + n′).
         """
 
