@@ -70,7 +70,7 @@ class Parts:
         )
 
     def asked(self, which: Tensor) -> Parts:
-        """Returns the parts with only the critics in `which`, (K·M,) bool, asked; all train."""
+        """Returns the parts where `which`, (K·M,) bool, are the asked critics; all train."""
         return replace(self, holds=self.holds & which.to(self.holds.device).unsqueeze(1))
 
     def draw(self, uniform: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class Sessions:
                 path.unlink()
 
     def wipe(self, days: float) -> None:
-        """Forgets open sessions that were not stored for `days` days, and empties other ones.
+        """Deletes open sessions last stored `days` days ago, and the content of masked ones.
 
         An empty file stays: its request must not be masked a second time.
         """

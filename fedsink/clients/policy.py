@@ -72,7 +72,7 @@ class Aggregation(Rules):
     tolerate_dropouts: int | None = None
 
     def check(self, parameters: Parameters) -> None:
-        """Refuses a sum that may miss more clients than the owner tolerates, or as `Rules`."""
+        """Refuses what `Rules` refuses, and a sum that may miss more clients than tolerated."""
         super().check(parameters)
         missing = len(parameters.clients) - parameters.least
         if self.tolerate_dropouts is not None and missing > self.tolerate_dropouts:

@@ -39,7 +39,7 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
 
 
 def refuse_forgotten(ledger: Ledger, states: Path) -> None:
-    """Refuses an empty ledger beside states that were learned from the data under lost charges."""
+    """Refuses an empty ledger where states show that there were charges, which are lost."""
     if ledger.head()[0] == 0 and any(states.glob("*/*.state")):
         raise LedgerError(
             f"The ledger is empty beside states that were learned from the data ({states}): "

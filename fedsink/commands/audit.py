@@ -122,7 +122,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _central(keys: dict[str, Any]) -> tuple[type[Answer], PrivacyPlan]:
-    """Returns the answer and its plan, of the keys that are about them."""
+    """Takes the keys of the mechanism; returns the answer and its plan."""
     name = keys.pop("clip", RecordClip.name)
     if name not in _CLIPS:
         raise ConfigError(f"clip must be {', '.join(_CLIPS[:-1])} or {_CLIPS[-1]}, not {name!r}.")
@@ -142,7 +142,7 @@ def _central(keys: dict[str, Any]) -> tuple[type[Answer], PrivacyPlan]:
 
 
 def _local(keys: dict[str, Any]) -> tuple[type[Answer], LocalPlan]:
-    """Returns the answer and its plan on the interval [−1, 1], of the keys that are about them."""
+    """Takes the keys of the mechanism; returns the answer and its plan on [−1, 1]."""
     name = keys.pop("mechanism", LOCAL_MECHANISMS.own[0])
     if name not in LOCAL_MECHANISMS:
         raise ConfigError(f"mechanism must be {' or '.join(LOCAL_MECHANISMS)}, received {name!r}.")

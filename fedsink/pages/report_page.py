@@ -243,7 +243,7 @@ _CURVES = (
     ("epsilon", "ε spent so far", "ε",
      "While rounds are left this is an upper bound; the promise is the whole run's ε."),
     ("loss", "Loss", "loss",
-     "A surrogate, computed from what was released: watching it costs no privacy."),
+     "Of DP-Sinkhorn and GS-WGAN the norm of the released gradient. It costs no privacy."),
     ("signal_to_noise", "Signal to noise", "signal / noise",
      "The size of what was learned in a round against the noise in it, from only the release."),
 )  # fmt: skip

@@ -249,7 +249,7 @@ def sha256_of(path: Path) -> str:
 
 
 def check_sums(folder: Path, names: Sequence[str]) -> None:
-    """Refuses files that are not those of the run's end, by SHA256SUMS, and links."""
+    """Refuses links, and files that differ from those of the run's end (SHA256SUMS)."""
     sums = read_sums(folder) if (folder / SUMS).exists() else {}
     for name in names:
         path = folder / name

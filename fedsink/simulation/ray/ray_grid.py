@@ -191,7 +191,7 @@ class DriverAdmission:
 
     @staticmethod
     def lendable(settings: NodeSettings) -> Path:
-        """The key file; refused where replies must be stored on this disk."""
+        """Returns the key file; raises PrivacyError where replies are stored on this disk."""
         if settings.policy is not None or settings.noise == "secure" or settings.key_file is None:
             kept = "policy=" if settings.policy is not None else "noise=secure"
             raise PrivacyError(
@@ -201,7 +201,7 @@ class DriverAdmission:
         return settings.key_file
 
     def admit(self, exchange: Exchange) -> list[bytes]:
-        """Charges a round of broadcasts; the passes of all admitted clients."""
+        """Charges a round of broadcasts; returns the passes of the admitted clients."""
         return [
             digest
             for broadcast in exchange.broadcasts
@@ -211,7 +211,7 @@ class DriverAdmission:
         ]
 
     def admit_each(self, messages: Sequence[Message]) -> list[bytes]:
-        """Charges single messages; the passes of all admitted clients."""
+        """Charges single messages; returns the passes of the admitted clients."""
         return [
             digest
             for message in messages

@@ -200,7 +200,8 @@ class DPSinkhornStrategy(CentralRounds):
     ⌈T/U⌉ steps instead of T, each with about 1/√U of the noise, and the optimiser's warm-up,
     schedule and average count those. Meant for deployments, where a message costs seconds.
 
-    `key` is of the server's latents, and not secret.
+    The metric `loss` is the norm of the noised gradient at X, the root mean square over a message's
+    rounds: no value of the objective is released. `key` is of the server's latents, and not secret.
     """
 
     Settings = DPSinkhornSettings
