@@ -1,9 +1,9 @@
 """The papers' figures: `python benchmarks/figures.py epsilon|bias|robustness|losses --folder DIR`.
 
 epsilon     accuracy against ε, an experiment and those --beside it at each of --eps and --seeds
-bias        bias and deviation of the gradient of Ŝ against the debiasing share p, at a fixed batch
+bias        bias and deviation of the gradient of Ŝ against the debiasing fraction p, at one batch
 robustness  accuracy by learning rate and optimiser, at each of --lr and --optimizers
-losses      accuracy by debiasing share p and weight m of the L1 cost, at each of --p and --m
+losses      accuracy by debiasing fraction p and weight m of the L1 cost, at each of --p and --m
 
 Each writes a picture and the numbers under it as JSON lines into --folder. Runs are those of
 `results.py`: recorded once, and not repeated.

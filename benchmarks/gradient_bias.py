@@ -1,4 +1,4 @@
-"""Bias and variance of the gradient of Ŝ for each debiasing share p at a fixed batch.
+"""Bias and variance of the gradient of Ŝ for each debiasing fraction p at a fixed batch.
 
 The gradient is that of the generator's weights θ: ∇_θ Ŝ_p(X, Y) with n generated rows, n′ = ⌊n·p⌋
 extra ones (Cao et al. 2021, Def. 4.3) and n records, no clip and no noise. Over R draws of latents

@@ -24,17 +24,21 @@ from omegaconf import OmegaConf
 
 from fedsink.conf.loading import composed
 from fedsink.simulation import simulated_run
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornStrategy
 
 PHASES = {
-    "server: generator, forwards": ["fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn._generate"],
+    "server: generator, forwards": [
+        "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhornStrategy._generate"
+    ],
     "server: self term": ["fedsink.strategies.dp_sinkhorn.self_term:History.__call__"],
     "server: pack requests": ["fedsink.strategies.dp_sinkhorn.strategy:packed_requests"],
     "server: mean of the replies, self term added": [
-        "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn.aggregate_train"
+        "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhornStrategy.aggregate_train"
     ],
     "server: backward, Adam, average": ["fedsink.strategies.trainer:Trainer.step"],
-    "server: ε so far": ["fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn.epsilon_bound"],
+    "server: ε so far": [
+        "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhornStrategy.epsilon_bound"
+    ],
     "server: metrics and progress": [
         "fedsink.server.folder:RunFolder.log",
         "fedsink.reporting.progress:Progress.update",
@@ -107,9 +111,9 @@ def main() -> None:
     overrides = ["seed=0", "engine=local", "report.pictures=0", "report.html=false", *sys.argv[1:]]
     config: Any = OmegaConf.to_container(composed(overrides), resolve=True)
     clock, rounds, seconds = Clock(), 0, {}
-    begin = DPSinkhorn.configure_train
+    begin = DPSinkhornStrategy.configure_train
 
-    def counted(self: DPSinkhorn, *args: Any) -> Any:
+    def counted(self: DPSinkhornStrategy, *args: Any) -> Any:
         nonlocal rounds, seconds
         clock.switch()
         if self.round == _WARM_UP:
@@ -123,7 +127,7 @@ def main() -> None:
             clock.watch(phase, place)
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(DPSinkhorn, "configure_train", counted),
+        patch.object(DPSinkhornStrategy, "configure_train", counted),
     ):
         simulated_run.start(config, Path(folder) / "run")
     total = sum(seconds.values())

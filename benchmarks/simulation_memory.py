@@ -30,7 +30,7 @@ from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.simulation.ray.ray_grid import RayGrid
 from fedsink.simulation.virtual_clients import Hosted, fedsink_apps
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings, DPSinkhornStrategy
 from fedsink.strategies.trainer import OptimizerSettings
 
 RECORDS, CLASSES, SIZE, ROUNDS = 20_000, 10, 64, 10
@@ -58,7 +58,7 @@ def megabytes(process: int) -> float:
     return sum(int(kilobytes) for kilobytes in private) / 1024
 
 
-def strategy_for(clients: int) -> DPSinkhorn:
+def strategy_for(clients: int) -> DPSinkhornStrategy:
     plan = PrivacyPlan(0.05, 1.0, 1000, RecordClip(1.0), ClassSchedule(CLASSES), 1e-5)
     settings = DPSinkhornSettings(
         plan=plan,
@@ -71,7 +71,7 @@ def strategy_for(clients: int) -> DPSinkhorn:
         nominal_records=RECORDS / clients,
     )
     random = torch.Generator().manual_seed(3)
-    return DPSinkhorn(settings, build("mlp", (SIZE,), CLASSES, generator=random), b"server")
+    return DPSinkhornStrategy(settings, build("mlp", (SIZE,), CLASSES, generator=random), b"server")
 
 
 def measure(clients: int) -> dict[str, float]:

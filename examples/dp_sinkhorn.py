@@ -17,7 +17,7 @@ from fedsink.transport import AnnealedSolver, Mixed, append_labels
 
 
 def dp_sinkhorn(G, clients, plan, key, public, *, n, lam, m=0.0, p=0.2, alpha_c=15.0, lr=1e-3):
-    """Trains G: n rows a class, λ of the cost c_m, debiasing share p; a client is (Y, labels)."""
+    """Trains G: n rows a class, λ of the cost c_m, debiasing p; a client is (Y, labels)."""
     W = fs.SinkhornLoss(Mixed(m), lam=lam, debias=False, solver=AnnealedSolver())
     adam = torch.optim.Adam(G.parameters(), lr)
     labels = torch.arange(G.classes).repeat_interleave(n)

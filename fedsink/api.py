@@ -146,12 +146,12 @@ class Run:
     @property
     def privacy(self) -> dict[str, Any]:
         """Guarantee in numbers and words: `epsilon`, `delta`, `unit`, `protected` and more."""
-        stated = self._recorded.privacy
-        if stated is None:
+        entries = self._recorded.privacy
+        if entries is None:
             raise CheckpointError(
                 f"{self.folder} holds no privacy.json: restore it from a copy, or run again."
             )
-        return stated
+        return entries
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -261,7 +261,7 @@ class Run:
         """Returns a model card in Hugging Face's format, as `fedsink card` writes it.
 
         Args:
-            license: of the generator, by its name on the Hub.
+            license: the license of the generator, by its name on the Hub.
 
         Raises:
             CheckpointError: the run has not finished.

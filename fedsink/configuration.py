@@ -120,7 +120,7 @@ class Configuration:
         strategy, mechanism, partition, generator, engine, recipe, view, map, report: options of
             the other groups, by name.
         clients: K.
-        seed: of reproducible noise; None: noise is secret.
+        seed: the seed of reproducible noise; None: noise is secret.
         policy: a node policy file for every simulated client, or None.
         shuffler, shuffler_delta: "trusted" makes privacy.json state ε behind a trusted shuffler,
             at this δ.

@@ -112,10 +112,10 @@ def _restored() -> Iterator[None]:
     path, environment = list(sys.path), dict(os.environ)
     drawn, threads, dtype = random.getstate(), torch.get_num_threads(), torch.get_default_dtype()
     dumps, connected = faulthandler.is_enabled(), ray_is_connected()
-    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    everything = [logging.root, *logging.root.manager.loggerDict.values()]
     loggers = [
         (logger, list(logger.handlers), list(logger.filters), logger.level, logger.propagate)
-        for logger in known
+        for logger in everything
         if isinstance(logger, logging.Logger)
     ]
     quieten_flower()
@@ -168,11 +168,11 @@ def device_named(name: str, key: str) -> torch.device:
     import torch  # not above: the command line starts without it
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    known = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{number}" for number in range(gpus))]
-    if name not in known:
+    names = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{number}" for number in range(gpus))]
+    if name not in names:
         lacking = "" if gpus else " and no CUDA device"
         raise ConfigError(
-            f"{key} asks for {name!r}, but torch finds {', '.join(known)}{lacking} here: choose "
+            f"{key} asks for {name!r}, but torch finds {', '.join(names)}{lacking} here: choose "
             "one that is there."
         )
     return torch.device(name)

@@ -351,7 +351,7 @@ class Federation:
             engine=engine,
             identity=identity,
             config=read_json(json.dumps(config, default=str)),
-            stated={"assumed_public": assumed} if self._assumed else {},
+            privacy={"assumed_public": assumed} if self._assumed else {},
             arrays=self._records.digest(),
         )
 

@@ -21,7 +21,7 @@ def write_once(path: Path, content: bytes, *, durable: bool = True) -> bool:
         - Where the system knows files without a name (Linux), a killed process leaves none behind.
 
     Args:
-        path: of the file.
+        path: the file.
         content: all of it.
         durable: whether to wait until it outlasts a power cut.
 
@@ -66,10 +66,11 @@ def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         At any moment the whole old file or the whole new one exists.
 
     Args:
-        path: of the file.
-        mode: of the file, from its first byte on; then its folder has to be there and its name must
-            outlast a power cut. None: as the umask has it, in a folder that is made if it is
-            missing, and the name lasts where a folder can be waited for (not on Windows).
+        path: the file.
+        mode: the permissions of the file, from its first byte on; then its folder has to be there
+            and its name must outlast a power cut. None: as the umask has it, in a folder that
+            is made if it is missing, and the name lasts where a folder can be waited for (not on
+            Windows).
 
     Raises:
         OSError: the folder cannot be written.
@@ -118,7 +119,7 @@ def new_folder(path: Path, mode: int = 0o755) -> Iterator[Path]:
 
 
 def _new_file(folder: Path) -> tuple[IO[bytes], str]:
-    """A file that is gone when it is closed, and a name to link it by until then."""
+    """Returns a file that is gone when it is closed, and a name to link it by until then."""
     if hasattr(os, "O_TMPFILE"):
         try:
             handle = os.open(folder, os.O_WRONLY | os.O_TMPFILE, 0o600)

@@ -132,7 +132,7 @@ class Registry(MutableMapping[str, T]):
     def options(
         self,
         name: object,
-        chosen: Mapping[str, Any],
+        options: Mapping[str, Any],
         *,
         positional: int = 0,
         keywords: Collection[str] = (),
@@ -143,28 +143,28 @@ class Registry(MutableMapping[str, T]):
         """
         signature = inspect.signature(cast("Callable[..., Any]", self.find(name)))
         named = [p for p in signature.parameters.values() if p.kind not in _STARRED]
-        known = {p.name: p.default for p in named[positional:] if p.name not in keywords}
-        if unknown := sorted(set(chosen) - set(known)):
+        defaults = {p.name: p.default for p in named[positional:] if p.name not in keywords}
+        if unknown := sorted(set(options) - set(defaults)):
             raise self._error(
                 f"the {self._kind} {name} has no option {unknown[0]!r}; it has "
-                f"{', '.join(known) or 'none'}.{did_you_mean(unknown[0], known)}"
+                f"{', '.join(defaults) or 'none'}.{did_you_mean(unknown[0], defaults)}"
             )
-        complete = known | dict(chosen)
+        complete = defaults | dict(options)
         if missing := [o for o, value in complete.items() if value is inspect.Parameter.empty]:
             raise self._error(f"the {self._kind} {name} lacks an option: {', '.join(missing)}.")
         return complete
 
     def build(
-        self, name: object, chosen: Mapping[str, Any], /, *args: object, **keywords: object
+        self, name: object, options: Mapping[str, Any], /, *args: object, **keywords: object
     ) -> Any:
-        """Calls the object with a name, with fedsink's arguments and a user's `chosen` options."""
-        options = self.options(name, chosen, positional=len(args), keywords=keywords)
+        """Calls the object with a name, with fedsink's arguments and a user's `options`."""
+        complete = self.options(name, options, positional=len(args), keywords=keywords)
         target: Any = self.find(name)
         try:
-            return target(*args, **keywords, **options)
+            return target(*args, **keywords, **complete)
         except TypeError as error:
             raise self._error(
-                f"{self._kind}={name} cannot be built with the options {dict(chosen)}: {error}."
+                f"{self._kind}={name} cannot be built with the options {dict(options)}: {error}."
             ) from error
 
     def from_dict(self, description: Mapping[str, Any]) -> Any:
@@ -221,9 +221,9 @@ class Registry(MutableMapping[str, T]):
         return loaded
 
 
-def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Returns " Did you mean …?" with the known word that is most like `word`, or ""."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
     return f" Did you mean {near[0]}?" if near else ""
 
 

@@ -38,15 +38,15 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def check_format(what: str, found: object, *known: int, error: type[FedsinkError]) -> None:
+def check_format(what: str, found: object, *readable: int, error: type[FedsinkError]) -> None:
     """Refuses what is of another format than this fedsink reads; none of it counts as empty.
 
     A missing number counts as 1: earlier versions wrote none.
     """
-    if str(found) not in map(str, known):
+    if str(found) not in map(str, readable):
         raise error(
             f"{what} is of format {str(found)[:20]}, and this fedsink reads "
-            f"{' and '.join(map(str, known))}: use a fedsink that reads it, or restore it if it "
+            f"{' and '.join(map(str, readable))}: use a fedsink that reads it, or restore it if it "
             "was changed."
         )
 
@@ -76,25 +76,25 @@ class Checks:
     but: str = "not"
 
     def positive(self, name: str, value: Any, *, also: str = "") -> float:
-        """A finite number above 0."""
+        """Returns a finite number above 0."""
         if not 0 < as_float(value) < math.inf:
             self._refuse(f"{name} must be {also}{self.above_zero}", value)
         return float(value)
 
     def number(self, name: str, value: Any, *, minimum: float = 0.0, also: str = "") -> float:
-        """A finite number of at least `minimum`."""
+        """Returns a finite number of at least `minimum`."""
         if not minimum <= as_float(value) < math.inf:
             self._refuse(f"{name} must be {also}a number of at least {minimum:g}", value)
         return float(value)
 
     def count(self, name: str, value: Any, *, minimum: int = 1, also: str = "") -> int:
-        """A whole number of at least `minimum`, NumPy's among them."""
+        """Returns a whole number of at least `minimum`, NumPy's among them."""
         if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
             self._refuse(f"{name} must be {also}{self.whole} {minimum}", value)
         return int(value)
 
     def within(self, name: str, value: Any, interval: str) -> float:
-        """A number in an interval as it is written, "[0, 1)"."""
+        """Returns a number in an interval as it is written, "[0, 1)"."""
         low, high = (float(end) for end in interval[1:-1].split(","))
         excluded = [low] * interval.startswith("(") + [high] * interval.endswith(")")
         number = as_float(value)
@@ -103,11 +103,11 @@ class Checks:
         return number
 
     def probability(self, name: str, value: Any) -> float:
-        """A probability above 0."""
+        """Returns a probability above 0."""
         return self.within(name, value, "(0, 1]")
 
     def failure_probability(self, value: Any) -> float:
-        """δ of (ε, δ): 0 < δ < 1."""
+        """Returns δ of (ε, δ): 0 < δ < 1."""
         return self.within("delta", value, "(0, 1)")
 
     def choice(self, name: str, value: Any, *choices: str) -> str:
@@ -176,11 +176,11 @@ def strictly(cls: type[T], values: Config, where: str = "") -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is a group of keys, not {values!r}.")
     group = f"{where}." if where else ""
-    known = [f for f in fields(cls) if f.init]  # type: ignore[arg-type]
-    if unknown := sorted(map(str, set(values) - {f.name for f in known})):
-        names = ", ".join(f.name for f in known)
+    accepted = [f for f in fields(cls) if f.init]  # type: ignore[arg-type]
+    if unknown := sorted(map(str, set(values) - {f.name for f in accepted})):
+        names = ", ".join(f.name for f in accepted)
         raise ConfigError(f"Unknown key {group}{unknown[0]}; there are {names}.")
-    needed = (f.name for f in known if f.default is MISSING and f.default_factory is MISSING)
+    needed = (f.name for f in accepted if f.default is MISSING and f.default_factory is MISSING)
     if missing := [name for name in needed if name not in values]:
         raise ConfigError(f"The configuration lacks {group}{missing[0]}.")
     try:

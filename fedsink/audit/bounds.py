@@ -24,7 +24,7 @@ from fedsink.values import privacy_checks as checks
 
 _MOST = 60.0  # e^−60 cannot be seen in doubles
 _FEWEST_GUESSES = 16
-_OF_RATE = 0.05  # share of the doubt that is spent on how often a guess is made
+_OF_RATE = 0.05  # part of the doubt that is spent on how often a guess is made
 
 
 class Guesses(NamedTuple):
@@ -36,14 +36,14 @@ class Guesses(NamedTuple):
 
 
 def clopper_pearson(successes: Any, trials: Any, confidence: float) -> Any:
-    """The exact lower limit of a binomial rate, of one side (Clopper and Pearson 1934)."""
+    """Returns the exact lower limit of a binomial rate, of one side (Clopper and Pearson 1934)."""
     tail = 1.0 - checks.within("confidence", confidence, "(0, 1)")
     k, n = np.asarray(successes), np.asarray(trials)
     return np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, tail), 0.0)
 
 
 def distinguishing_epsilon(guesses: Guesses, delta: float, confidence: float) -> Any:
-    """The largest ε that the guesses exclude at δ, or 0.
+    """Returns the largest ε that the guesses exclude at δ, or 0.
 
     For an (ε, δ)-private mechanism the result exceeds ε with probability at most 1 − confidence.
 
@@ -66,7 +66,7 @@ def distinguishing_epsilon(guesses: Guesses, delta: float, confidence: float) ->
 
 
 def gaussian_mu(guesses: Guesses, confidence: float) -> Any:
-    """The μ of the strongest Gaussian mechanism that the guesses exclude, or 0.
+    """Returns the μ of the strongest Gaussian mechanism that the guesses exclude, or 0.
 
     A mechanism that is μ-GDP has TPR ≤ Φ(μ + Φ⁻¹(FPR)) for every distinguisher (Dong, Roth, Su
     2022, Definition 3; used for audits by Nasr et al. 2023), so that at most Φ(μ/2) of the plays
@@ -80,7 +80,7 @@ def gaussian_mu(guesses: Guesses, confidence: float) -> Any:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The ε at δ of a Gaussian mechanism with Δ/σ = μ (Balle and Wang 2018, equation 6), or 0."""
+    """Returns ε at δ of a Gaussian with Δ/σ = μ (Balle and Wang 2018, equation 6), or 0."""
     if not mu > 0 or accountants.gaussian_delta(1.0 / mu, 0.0) <= delta:
         return 0.0
     return accountants.gaussian_epsilon(1.0 / mu, delta)
@@ -89,7 +89,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def one_run_p_value(
     *, correct: int, guesses: int, canaries: int, epsilon: float, delta: float
 ) -> float:
-    """The probability that an (ε, δ) private run lets so many guesses be correct, from above.
+    """Returns a bound on the probability of so many right guesses in an (ε, δ) private run.
 
     With W ~ Binomial(r, 1/(1 + e^−ε)) and v correct of r guesses, a number fixed in advance, on m
     canaries, each included with probability ½ independently of everything else:
@@ -107,7 +107,7 @@ def one_run_p_value(
 def one_run_epsilon(
     *, correct: int, guesses: int, canaries: int, delta: float, confidence: float
 ) -> float:
-    """The largest ε whose p-value is below 1 − confidence, or 0; arguments as `one_run_p_value`.
+    """Returns the largest ε with `one_run_p_value` (same arguments) < 1 − confidence, or 0.
 
     Its resolution is that of m correct guesses: for δ → 0 it is log(p/(1 − p)) with
     p = (1 − confidence)^(1/m), that is 5.81 for 1000 canaries at 95 %.
@@ -129,7 +129,7 @@ def one_run_epsilon(
 
 
 def guesses_for(mu: float, *, canaries: int, delta: float, confidence: float) -> int:
-    """Number of canaries to guess: the even one that promises most if the claim is exact.
+    """Returns the even number of canaries to guess that promises most if the claim is exact.
 
     It depends only on the claim, never on the run, so no correction for a choice is due. The
     scores of absent and present canaries are taken as N(0, 1) and N(μ, 1); the r/2 highest are

@@ -58,13 +58,13 @@ class Finding:
         return self.claim >= self.resolution
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Returns the JSON-able form."""
         return {**asdict(self), "violated": self.violated}
 
 
 def compare(
     plays: Kinds,
-    chosen: int,
+    tuning: int,
     moved: Features,
     *,
     audited: str,
@@ -82,13 +82,13 @@ def compare(
     if gaussian:
         epsilon = partial(gaussian_epsilon, delta=delta)
         kinds.append(("Gaussian trade-off", gaussian_mu, epsilon))
-    counted = sum(map(len, plays)) - 2 * chosen
+    counted = sum(map(len, plays)) - 2 * tuning
     return [
         Finding(
             audited=audited,
             method=method,
             claim=claim,
-            bound=epsilon(lower_bound(plays, chosen, moved, bound, confidence)),
+            bound=epsilon(lower_bound(plays, tuning, moved, bound, confidence)),
             confidence=confidence,
             resolution=epsilon(bound(Guesses(*[counted] * 3), confidence=confidence)),
         )
@@ -97,9 +97,9 @@ def compare(
 
 
 def lower_bound(
-    plays: Kinds, chosen: int, moved: Features, bound: Bound, confidence: float
+    plays: Kinds, tuning: int, moved: Features, bound: Bound, confidence: float
 ) -> float:
-    """`bound` of the better of two tests that tell two kinds of plays apart.
+    """Returns `bound` of the better of two tests that tell two kinds of plays apart.
 
     - along `moved`, the likelihood ratio of equal Gaussian noise; where noise has heavier tails,
       each feature is cut off at its two ends, which is that of Laplace noise;
@@ -112,18 +112,18 @@ def lower_bound(
 
     Args:
         plays: with the canary, (N, F), and without it, (M, F), one row per play.
-        chosen: number of plays of each kind that choose the test. Each of the others was of either
+        tuning: number of plays of each kind that choose the test. Each of the others was of either
             kind by the toss of a coin.
         moved: what the canary moves, (F,), as far as that is known.
         bound: turns guesses into ε, or another measure that grows with it.
-        confidence: of the result, in (0, 1).
+        confidence: probability that the result holds, in (0, 1).
     """
     if not all(np.isfinite(kind).all() for kind in plays):
         raise PrivacyError("a play holds a value that is not finite: audit the release.")
-    fit, choose, known, count = (
+    fit, choose, by_moved, count = (
         (plays[0][part], plays[1][part])
         for part in (
-            slice(chosen // 2), slice(chosen // 2, chosen), slice(chosen), slice(chosen, None),
+            slice(tuning // 2), slice(tuning // 2, tuning), slice(tuning), slice(tuning, None),
         )
     )  # fmt: skip
     centre, half = (fit[0].mean(0) + fit[1].mean(0)) / 2.0, np.abs(moved) / 2.0
@@ -143,7 +143,7 @@ def lower_bound(
     proved = best_thresholds(fitted(choose), bound, strict)[1]
     doubtful = best_thresholds(along(choose), bound, 0.5)[1]
     score = fitted if proved > doubtful else along
-    thresholds, _ = best_thresholds(score(known), bound, strict)
+    thresholds, _ = best_thresholds(score(by_moved), bound, strict)
     return float(bound(_guesses(score(count), *thresholds), confidence=confidence))
 
 
@@ -153,13 +153,13 @@ def _kurtosis(plays: Features) -> float:
 
 
 def fisher_direction(present: Features, absent: Features) -> Features:
-    """Σ⁻¹(μ₁ − μ₀), (F,), scaled to unit length; zero where the means agree."""
+    """Returns Σ⁻¹(μ₁ − μ₀), (F,), scaled to unit length; zero where the means agree."""
     scatter = np.atleast_2d(np.cov(present, rowvar=False) + np.cov(absent, rowvar=False)) / 2.0
     return inverse_times(scatter, present.mean(0) - absent.mean(0))
 
 
 def inverse_times(scatter: Features, signal: Features) -> Features:
-    """Σ⁻¹s of unit length, with a ridge that only tells a zero variance from a small one."""
+    """Returns Σ⁻¹s of unit length; a ridge only tells a zero variance from a small one."""
     ridge = _RIDGE * scatter.trace() / len(scatter) + np.finfo(float).tiny
     # In units of the ridge: it is one then, and survives whatever the units of the scatter.
     direction: Features = np.linalg.solve((scatter + ridge * np.eye(len(scatter))) / ridge, signal)
@@ -170,7 +170,7 @@ def inverse_times(scatter: Features, signal: Features) -> Features:
 def best_thresholds(
     scores: Kinds, bound: Bound, confidence: float
 ) -> tuple[tuple[float, float], float]:
-    """The thresholds of `_guesses` with the largest bound of these scores, and that bound."""
+    """Returns the thresholds of `_guesses` with the largest bound, and that bound."""
     levels = np.linspace(0.0, 1.0, _THRESHOLDS + 2)
     thresholds = np.quantile(np.concatenate(scores), levels)
     thresholds[[0, -1]] = -np.inf, np.inf

@@ -39,7 +39,7 @@ from fedsink.privacy import Gaussian, JointSchedule, Key
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.noise_share import NoiseShare
-from fedsink.protocol.dp_sinkhorn import MOST_USES
+from fedsink.protocol.dp_sinkhorn import MOST_ROUNDS
 from fedsink.protocol.requests import CentralRequest, Packable
 from fedsink.values import privacy_checks as checks
 
@@ -50,7 +50,7 @@ _ALIKE = 2  # clients of a batch that answer by themselves as well
 _AT_ONCE = 1024  # clients that answer together
 _COINS = 16  # plays of both data sets with the same coins, which show what a canary moves
 _MANY = 40  # records of a client whose replies are searched
-_UNKEYED = (b"",) * MOST_USES  # digests of uses; the noise of a seed ignores them
+_UNKEYED = (b"",) * MOST_ROUNDS  # digests of rounds; the noise of a seed ignores them
 
 
 class AuditResult(NamedTuple):
@@ -78,12 +78,12 @@ def audit(
         - The distinguisher is chosen on plays that the bound does not count.
 
     Args:
-        answer: to the messages of its `canaries`.
-        plan: of the messages; with the joint schedule, where it has one.
+        answer: the answer to the messages of its `canaries`.
+        plan: the plan of the messages; with the joint schedule, where it has one.
         key: source of every random number.
         trials: half of the plays. A quarter of them, of each data set, chooses the distinguisher;
             the data set of each of the others, which are counted, is drawn by a toss.
-        confidence: of each bound, in (0, 1).
+        confidence: probability that each bound holds, in (0, 1).
         clients: m. The canary is at one of them, and the others hold nothing; they share one noise,
             and the server sees the sum of their integers. 1: a reply with all of its noise.
         colluders: x < m, who tell the server what they sent.
@@ -110,21 +110,21 @@ def audit(
         crowd: Any = {"confidence": confidence, "clients": clients, "colluders": colluders}
         findings.append(audit_one_run(answer, plan, key, canaries, **crowd))
     first = _COINS * clients  # number of clients that have answered
-    chosen = trials // 4
-    counted = 2 * (trials - chosen)
+    tuning = trials // 4
+    counted = 2 * (trials - tuning)
     for audited in [plan] if full is plan else [plan, full]:
         pairs = zip(answer.canaries(audited), answer.canaries(full), strict=True)
         for pair, unsampled in pairs:
             play = Play(answer, pair, clients, colluders)
             tosses = key.stream("tosses", client=first, round=0).uniform(counted) < 0.5
-            present = chosen + int(tosses.sum())
+            present = tuning + int(tosses.sum())
             absent = 2 * trials - present
             findings += compare(
                 (
                     play.seen(pair.present, key, first, present),
                     play.seen(pair.absent, key, first + present * clients, absent),
                 ),
-                chosen,
+                tuning,
                 Play(answer, unsampled, clients, colluders).difference(key),
                 audited=f"{2 * trials} plays of {pair.words}{play.words}",
                 claim=play.claim,
@@ -191,7 +191,7 @@ class Play:
 
     Attributes:
         answers: one for each message, read from the wire.
-        charge: for the messages; of a sum, with the noise that no colluder knows.
+        charge: the charge for the messages; for a sum, with the noise that no colluder knows.
         gaussian: the charge is that of Gaussian noise without sampling.
         words: the rate, and whose sum is seen.
         width: number of coordinates of a row of a reply, once there is one.
@@ -289,12 +289,12 @@ class Play:
 
 
 def _unsampled(plan: Any) -> Any:
-    """The plan at rate 1, where it has a rate below that."""
+    """Returns the plan at rate 1, where it has a rate below that."""
     return replace(plan, rate=1.0) if getattr(plan, "rate", 1.0) < 1.0 else plan
 
 
 def _read(answer: type[Answer], request: Packable) -> Answer:
-    """The answer to a canary's request, through the wire's own checks."""
+    """Returns the answer to a canary's request, through the wire's own checks."""
     try:
         return answer.read(request.to_record(), None)
     except ValueError as error:
@@ -302,13 +302,13 @@ def _read(answer: type[Answer], request: Packable) -> Answer:
 
 
 def _task(shard: Shard, key: Key, client: int) -> Task:
-    """A simulated client without a past."""
+    """Returns a simulated client without a past."""
     states = States(None, str(client), simulated=True, at_once=False, rewinds=False)
     return Task(_UNKEYED, client, shard, key, partial(states.of, b""))
 
 
 def _computed(answer: Answer, tasks: Sequence[Task], pool: Pool) -> Sequence[Sequence[Tensor]]:
-    """The replies of clients: together, where that gives what some of them reply alone."""
+    """Returns the replies of clients: together, where that gives what some of them reply alone."""
     if isinstance(answer, BatchedAnswer):
         together = answer.compute_each([answer] * len(tasks), tasks, pool, slice(0, len(tasks)))
         alone = torch.stack([torch.stack([*answer.compute(task)]) for task in tasks[:_ALIKE]])
@@ -319,7 +319,7 @@ def _computed(answer: Answer, tasks: Sequence[Task], pool: Pool) -> Sequence[Seq
 
 
 def _all_but_bytes(content: RecordDict) -> dict[str, object]:
-    """Everything of a message's content except the arrays' bytes, by the name of the part."""
+    """Returns a message's content except the arrays' bytes, by the name of the part."""
     parts: dict[str, object] = {}
     for name, part in content.items():
         parts[f"the {type(part).__name__} {name!r}"] = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.ledger.charge import Charge, Place
+from fedsink.clients.ledger.charge import Charge, Round
 from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
@@ -36,10 +36,10 @@ class Task(NamedTuple):
     """Inputs of one client's answer, once its charge is committed.
 
     Attributes:
-        digests: one for each use; the use's randomness is drawn under its digest.
+        digests: one for each round; the round's randomness is drawn under its digest.
         client: the client's number.
         shard: the client's records.
-        key: of the client's randomness; see `stream`.
+        key: the key of the client's randomness; see `stream`.
         state: finds the state that an answer keeps under this message's reservation, by the kind
             of the answer and further names (`fedsink.clients.states`); as private as the records.
     """
@@ -50,14 +50,14 @@ class Task(NamedTuple):
     key: Key
     state: Callable[..., State]
 
-    def stream(self, purpose: str, round: int, use: int = 0) -> Stream:
-        """Returns the randomness of one use for one purpose."""
-        request = self.digests[use]
+    def stream(self, purpose: str, round: int, index: int = 0) -> Stream:
+        """Returns the randomness of one round for one purpose."""
+        request = self.digests[index]
         return self.key.stream(purpose, client=self.client, round=round, request=request)
 
-    def streams(self, round: int, use: int = 0) -> Callable[[str], Stream]:
-        """Returns a function from a purpose to the randomness of one use."""
-        return lambda purpose: self.stream(purpose, round, use)
+    def streams(self, round: int, index: int = 0) -> Callable[[str], Stream]:
+        """Returns a function from a purpose to the randomness of one round."""
+        return lambda purpose: self.stream(purpose, round, index)
 
 
 class Neighbours(NamedTuple):
@@ -81,7 +81,7 @@ class Answer(ABC):
 
     `Node` reads it, then asks `check_policy`, `check_turn` and `check_data`, and stops at the first
     that refuses; the ledger admits the plan of the `charge`; the records are loaded; the ledger
-    commits the uses at the `places`; `compute` makes the reply, which is stored and leaves as
+    commits the `rounds`; `compute` makes the reply, which is stored and leaves as
     `record`. Where replies are stored, a message that comes again gets its own, without `compute`.
 
     An installed package adds an answer by the entry point NAME of the group ``fedsink.answers``. It
@@ -100,17 +100,17 @@ class Answer(ABC):
         name: the message type without ``train.``.
         limits: whole numbers of the policy's ``[allow]`` table that bound a message, with their
             defaults; None: an owner who allows the answer must state it.
-        adjacency: of its charge. None: an answer of the central mode, whose plan states the
-            adjacency; an owner who allows it must state the limits of such plans.
+        adjacency: what its charge protects. None: an answer of the central mode, whose plan
+            states the adjacency; an owner who allows it must state the limits of such plans.
         in_parts: several messages, of one `digest`, ask for parts of one release, of which a
             process keeps the last in memory.
         run: public name of the run that asks.
-        places: the round of each use, and its class.
+        rounds: the number of each round that the message asks for, and its class.
         parts: the names of the reply's tensors.
         most_records: number of records that the plan accounts for; None: any number.
         of_users: the records must tell users apart.
         operator: the signer of the message, by the policy's name; None: signatures are not checked.
-        share: number of clients that the noise is spread over.
+        noise_parts: number of clients that the noise is spread over.
         protected: the reply is noised; False: answered only in a simulation of public data.
     """
 
@@ -119,33 +119,33 @@ class Answer(ABC):
     adjacency: ClassVar[str | None] = None
     in_parts: ClassVar[bool] = False
     run: str
-    places: Sequence[Place]
+    rounds: Sequence[Round]
     parts: Sequence[str]
     most_records: int | None = None
     protected: bool = True
     of_users: bool = False
     operator: str | None = None
-    share: int = 1
+    noise_parts: int = 1
 
     @abstractmethod
     def __init__(self, requests: Sequence[Any]) -> None:
-        """The answer to one request for each use."""
+        """The answer to one request for each round."""
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The policy's words for the answer; for an installed answer, its name."""
+        """Returns the policy's words for the answer; for an installed answer, its name."""
         return (cls.name,)
 
     @classmethod
     @abstractmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The answer to a message; raises ValueError where it is malformed.
+        """Returns the answer to a message; raises ValueError where it is malformed.
 
         Asks the policy before it looks up a name that a package may have installed.
         """
 
     def digest(self, record: RecordDict | Packed) -> bytes:
-        """SHA-256 of the request: of the whole message."""
+        """Returns the SHA-256 of the whole message."""
         return digest(f"train.{self.name}", record)
 
     @abstractmethod
@@ -159,7 +159,7 @@ class Answer(ABC):
         """Refuses a sum of replies; raises SumError.
 
         Args:
-            parameters: of the sum.
+            parameters: the public numbers of the sum.
             client: the number of this client.
             clients: K, number of clients.
         """
@@ -174,23 +174,23 @@ class Answer(ABC):
         """Returns the plan's charge to the budget.
 
         Args:
-            trusted: charge a share of the noise as the whole noise of the sum it is part of.
+            trusted: charge a part of the noise as the whole noise of the sum it is part of.
         """
 
     @abstractmethod
     def compute(self, task: Task) -> Sequence[Tensor]:
-        """The tensors of the reply, in the order of `parts`."""
+        """Returns the tensors of the reply, in the order of `parts`."""
 
     @abstractmethod
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """The reply as it travels."""
+        """Returns the reply as it travels."""
 
     @classmethod
     def canaries(cls, plan: Any, records: int = 1) -> Sequence[Neighbours]:
         """Neighbours that a plan lets differ most, for `fedsink audit`.
 
         Args:
-            plan: of the requests.
+            plan: the plan of the requests.
             records: number of canaries; above 1: for an audit of one run, each of them moves the
                 replies in a direction of its own.
 
@@ -219,12 +219,12 @@ class BatchedAnswer(Answer):
 
     Attributes:
         values: numbers in a reply.
-        adds_up: `compute_sum` answers for a block of clients of one content at once.
-        plan: of an answer that adds up.
+        computes_sums: True if `compute_sum` answers for a block of clients with one content.
+        plan: the plan of an answer that computes sums.
     """
 
     values: int
-    adds_up: bool = False
+    computes_sums: bool = False
     plan: CentralPlan
 
     @abstractmethod
@@ -239,8 +239,8 @@ class BatchedAnswer(Answer):
         """Returns the result of `compute` for each of K clients, (K, parts, ...).
 
         Args:
-            answers: to each client; they fit together.
-            tasks: of each client.
+            answers: the answer to each client; they fit together.
+            tasks: the task of each client.
             pool: the records of these clients, and of others.
             clients: the clients' places among the pool's.
         """
@@ -250,11 +250,11 @@ class BatchedAnswer(Answer):
     ) -> Tensor:
         """Returns the sum of `compute` over a block of clients in law, (parts, ...) int64.
 
-        Only where `adds_up`: the clients' totals are added before they are rounded, and the noise
-        of the whole cohort's sum is drawn once, at its first client.
+        Only where `computes_sums`: the clients' totals are added before they are rounded, and the
+        noise of the whole cohort's sum is drawn once, at its first client.
 
         Args:
-            tasks: of each client.
+            tasks: the task of each client.
             pool: the records of these clients, and of others.
             clients: the clients' places among the pool's.
             noise_of: number of clients whose noise is to be in this block's sum: all of the

@@ -29,7 +29,7 @@ Handler = Callable[[Node, str, RecordDict], RecordDict]
 
 
 def client_app(settings: NodeSettings) -> ClientApp:
-    """A `ClientApp` that answers for the virtual client named by `partition-id`.
+    """Returns a `ClientApp` that answers for the virtual client named by `partition-id`.
 
     It answers `query.identity` (which client is this?), the queries of secure aggregation, and
     every type of `ANSWERS`.
@@ -41,7 +41,7 @@ def client_app(settings: NodeSettings) -> ClientApp:
 
 
 def owners_settings(context: Context) -> NodeSettings:
-    """A real node's settings: from its owner's policy file, which `--node-config` names.
+    """Returns a real node's settings: from its owner's policy file, which `--node-config` names.
 
     `node_config` comes from the owner, who started the SuperNode with it: `policy` (a path),
     `partition-id` (this node's number), `num-partitions` (number of nodes that take part) and
@@ -99,8 +99,8 @@ def _number(name: str, value: object) -> int:
 
 def _identity(node: Node, message_type: str, content: RecordDict) -> RecordDict:
     record = identity_record(node.client)
-    if (given := node.given(shown_receipts(content))) is not None:
-        give(record, given)
+    if (receipt := node.receipt(shown_receipts(content))) is not None:
+        give(record, receipt)
         run = asked_run(content)
         if run is not None and (signed := node.statement(run)) is not None:
             give_statement(record, signed)

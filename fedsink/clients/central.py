@@ -1,4 +1,4 @@
-"""Checks and charges of all answers of the central mode, which are answers to a plan's uses."""
+"""Checks and charges of all answers of the central mode, which are answers to rounds of a plan."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class CentralAnswer(Answer):
-    """An answer to uses of one plan in one run: noised totals of a client's records.
+    """An answer to rounds of one plan in one run: noised totals of a client's records.
 
-    A method names its `Request`, and states `total`. Where a use needs other than a Poisson sample
-    of all records, it overrides `compute`; where a message asks for several uses, `read`.
+    A method names its `Request`, and states `total`. Where a round needs other than a Poisson
+    sample of all records, it overrides `compute`; where a message asks for several rounds, `read`.
 
     Guarantees:
         - Noise is shared with at most as many clients as the owner's settings put in one cohort.
@@ -41,54 +41,56 @@ class CentralAnswer(Answer):
           total that is noised as the plan says.
 
     Args:
-        uses: the requests of the message, in increasing rounds.
+        requests: those of the message, in increasing rounds.
     """
 
     Request: ClassVar[type[CentralRequest]]
-    values: int  # in a reply; `size` of them for one use
+    values: int  # in a reply; `size` of them for one round
 
-    def __init__(self, uses: Sequence[Any]) -> None:
-        if not uses:
-            raise ValueError("A message must ask for at least one use.")
-        self.uses, self.plan = uses, uses[0].plan
-        self.size = math.prod(uses[0].reply_shape)
-        self.values = sum(math.prod(use.reply_shape) for use in uses)
-        self.run, self.share = uses[0].run, max(use.share for use in uses)
-        self.places = [(use.round, use.label) for use in uses]
-        self.parts = [str(use.round) for use in uses]
+    def __init__(self, requests: Sequence[Any]) -> None:
+        if not requests:
+            raise ValueError("A message must ask for at least one round.")
+        self.requests, self.plan = requests, requests[0].plan
+        self.size = math.prod(requests[0].reply_shape)
+        self.values = sum(math.prod(request.reply_shape) for request in requests)
+        self.run, self.noise_parts = requests[0].run, max(request.share for request in requests)
+        self.rounds = [(request.round, request.label) for request in requests]
+        self.parts = [str(request.round) for request in requests]
         self.most_records = self.plan.nominal_records
         self.of_users = self.plan.unit == "user"
         self.protected = self.plan.protected
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The message's one use."""
+        """Returns the message's one round."""
         return cls([cls.Request.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
         """Refuses other mechanisms, and plans that the owner does not allow."""
         for word in self.words():
             policy.check_mechanism(word)
-        for use in self.uses:
-            policy.check_use(use.plan, use.share, use.label)
+        for request in self.requests:
+            policy.check_request(request.plan, request.share, request.label)
 
     def check_turn(self, client: int, clients: int) -> None:
-        """Refuses uses for which the plan's schedule does not ask this client."""
-        for use in self.uses:
-            if not use.plan.schedule.answers(client, use.round):
-                raise ReleaseRefusedError(f"Round {use.round} is not a turn of client {client}.")
-            scheduled = use.plan.schedule.label(client, use.round)
-            if use.label != scheduled:
+        """Refuses rounds in which the plan's schedule does not ask this client."""
+        for request in self.requests:
+            if not request.plan.schedule.answers(client, request.round):
                 raise ReleaseRefusedError(
-                    f"Round {use.round} is for class {scheduled} at client {client}."
+                    f"Round {request.round} is not a turn of client {client}."
                 )
-            if use.share == 1:
-                continue
-            cohort = use.plan.schedule.cohort(client, clients)
-            if use.share > cohort:
+            scheduled = request.plan.schedule.label(client, request.round)
+            if request.label != scheduled:
                 raise ReleaseRefusedError(
-                    f"The request spreads the noise over {use.share} clients, and those that are "
-                    f"asked the same as client {client} are {cohort}."
+                    f"Round {request.round} is for class {scheduled} at client {client}."
+                )
+            if request.share == 1:
+                continue
+            cohort = request.plan.schedule.cohort(client, clients)
+            if request.share > cohort:
+                raise ReleaseRefusedError(
+                    f"The request spreads the noise over {request.share} clients, and those that "
+                    f"are asked the same as client {client} are {cohort}."
                 )
 
     def check_sum(self, parameters: Parameters, client: int, clients: int) -> None:
@@ -97,7 +99,7 @@ class CentralAnswer(Answer):
         The sum of fewer replies than share the noise would hold less than the plan's. A sum over a
         part of the cohort would let the server choose a part with many that collude with it.
         """
-        first = self.uses[0]
+        first = self.requests[0]
         name = sum_name(f"train.{self.name}", first.round)
         if (parameters.run, parameters.message) != (self.run, name):
             raise SumError("The sum is named after another round.")
@@ -118,45 +120,51 @@ class CentralAnswer(Answer):
             )
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuses uses that do not belong together."""
-        first = self.uses[0]
+        """Refuses rounds that do not belong together."""
+        first = self.requests[0]
         common = (first.plan, first.run, first.share, first.fixed_point)
-        if any((use.plan, use.run, use.share, use.fixed_point) != common for use in self.uses):
+        if any(
+            (request.plan, request.run, request.share, request.fixed_point) != common
+            for request in self.requests
+        ):
             raise ValueError(
-                "The uses of one message belong to one plan and one run, with one share of noise."
+                "The rounds of one message belong to one plan and one run, and divide the noise "
+                "alike."
             )
         capacity, public = self.plan.capacity, data.nominal_records
         if capacity is not None and capacity > public:
             # It would hide nothing more, and cost memory and time in proportion.
             raise ValueError(f"The plan has a capacity of {capacity}, the data {public} records.")
-        special = capacity is not None or any(use.label is not None for use in self.uses)
+        special = capacity is not None or any(
+            request.label is not None for request in self.requests
+        )
         if special and type(self).compute is CentralAnswer.compute:
             raise ValueError(f"train.{self.name} samples all records, and fixes no capacity.")
         if len(set(self.parts)) != len(self.parts):
-            raise ValueError("The uses of one message are in different rounds.")
+            raise ValueError("No two requests of a message are for one round.")
 
     def charge(self, *, trusted: bool) -> Charge:
-        """All rounds of the plan; see `central_charge`."""
-        return central_charge(self.plan, self.uses[0].shared_noise(self.size), trusted=trusted)
+        """Returns the charge of all rounds of the plan; see `central_charge`."""
+        return central_charge(self.plan, self.requests[0].shared_noise(self.size), trusted=trusted)
 
     def total(self, request: Any, sample: Shard) -> Clipped:
-        """Returns the clipped total of a use over the sampled records, which may be none.
+        """Returns the clipped total of a round over the sampled records, which may be none.
 
         No record may move another one's part of it.
         """
         raise NotImplementedError(f"train.{self.name} states no total.")
 
     def compute(self, task: Task) -> Sequence[Tensor]:
-        """The noised total of each use over its Poisson sample."""
+        """Returns the noised total of each round over its Poisson sample."""
         released = []
-        for use, request in enumerate(self.uses):
-            coins, noise = (task.stream(of, request.round, use) for of in ("sample", "noise"))
+        for index, request in enumerate(self.requests):
+            coins, noise = (task.stream(of, request.round, index) for of in ("sample", "noise"))
             sample = task.shard.part(request.plan.sampler.draw(len(task.shard), coins))
             released.append(request.release(self.total(request, sample), noise))
         return released
 
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """The released values, and nothing else."""
+        """Returns the released values, and nothing else."""
         return pack_replies([reply[name] for name in self.parts])
 
 
@@ -164,16 +172,16 @@ class CentralAnswer(Answer):
 def central_charge(
     plan: PrivacyPlan, shared: IntegerGaussian | None = None, *, trusted: bool = False
 ) -> Charge:
-    """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`.
+    """Returns the charge of T rounds, of which a labelled record takes part in `plan.uses`.
 
-    `shared` is the mechanism of a reply with a share of the plan's noise, spread over t′ clients.
+    `shared` is the mechanism of a reply with a part of the plan's noise, spread over t′ clients.
     By itself this client can prove only the ε of its own reply, with σ/√t′, and that ε is charged;
     the plan itself where the aggregation is `trusted`: the owner vouches that nobody sees less than
     a sum with all of the noise. ε holds the cost of integers beside their plan as well
     (`IntegerGaussian.divergence`).
     """
-    share, beside = (1, 0.0) if shared is None else (shared.sharers, shared.divergence)
-    charged = plan if trusted else plan.with_noise(1 / share)
+    parts, beside = (1, 0.0) if shared is None else (shared.parts, shared.divergence)
+    charged = plan if trusted else plan.with_noise(1 / parts)
     spread = {} if shared is None else {**shared.entries(), "aggregation_trusted": trusted}
     return Charge(
         adjacency=plan.adjacency,

@@ -53,7 +53,7 @@ log = logging.getLogger("fedsink.clients")
 
 
 class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
-    """``train.dp_sinkhorn``: `client_gradient` of every use."""
+    """``train.dp_sinkhorn``: `client_gradient` of every round."""
 
     Request = GradientRequest
     name = GradientRequest.name
@@ -61,53 +61,55 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The name of its mechanism."""
+        """Returns the policy's word for the answer: the name of its mechanism."""
         return ("clipped-gaussian",)
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The message's uses."""
+        """Returns the message's requests."""
         return cls(unpack_requests(record))
 
     def check_policy(self, policy: Policy) -> None:
         """Refuses too many images, and a library that would solve the node's problems, as well."""
         super().check_policy(policy)
-        images = sum(len(request.rows) for request in self.uses)
+        images = sum(len(request.rows) for request in self.requests)
         policy.check_limit("maximum_images", images, "images")
-        for request in self.uses:
+        for request in self.requests:
             request.objective.refuse_library()
 
     def check_data(self, data: DataSpec) -> None:
         """Refuses a view and a class list that are not the data's as well."""
         super().check_data(data)
-        first = self.uses[0]
+        first = self.requests[0]
         check_view(first.view, first.rows.shape[1], data)
-        for request in self.uses:
+        for request in self.requests:
             if (request.view, request.rows.shape) != (first.view, first.rows.shape):
-                raise ValueError("The uses of one message have one view, and rows of one shape.")
+                raise ValueError("The rounds of one message have one view, and rows of one shape.")
             check_classes(request.objective.classes, data)
 
     def compute(self, task: Task) -> list[Tensor]:
-        """A gradient for each use, (n, D)."""
+        """Returns a gradient for each round, (n, D)."""
         return [
-            client_gradient(request, task.shard, task.streams(request.round, use))
-            for use, request in enumerate(self.uses)
+            client_gradient(request, task.shard, task.streams(request.round, index))
+            for index, request in enumerate(self.requests)
         ]
 
     def fits(self, other: Self) -> bool:
         """Tells whether plan, objective, view, share and the rows' shapes are the same."""
-        return len(self.uses) == len(other.uses) and alike(self.uses[0], other.uses[0])
+        return len(self.requests) == len(other.requests) and alike(
+            self.requests[0], other.requests[0]
+        )
 
     @classmethod
     def compute_each(
         cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
     ) -> Tensor:
-        """The gradients of all clients, (K, uses, n, D)."""
+        """Returns the gradients of all clients, (K, rounds, n, D)."""
         released = []
-        for use in range(len(answers[0].uses)):
-            requests = [answer.uses[use] for answer in answers]
+        for index in range(len(answers[0].requests)):
+            requests = [answer.requests[index] for answer in answers]
             samples, noise = (
-                [t.stream(purpose, r.round, use) for t, r in zip(tasks, requests, strict=True)]
+                [t.stream(purpose, r.round, index) for t, r in zip(tasks, requests, strict=True)]
                 for purpose in ("sample", "noise")
             )
             totals = client_totals(requests, pool, clients, samples)
@@ -116,25 +118,25 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
         return torch.stack(released, dim=1)
 
     @property
-    def adds_up(self) -> bool:  # type: ignore[override]
+    def computes_sums(self) -> bool:  # type: ignore[override]
         """True for a record clip with shared noise: the total over clients is one clipped sum."""
-        return self.plan.clip.per_record and self.uses[0].fixed_point is not None
+        return self.plan.clip.per_record and self.requests[0].fixed_point is not None
 
     def compute_sum(
         self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
     ) -> Tensor:
-        """The sum of a block's gradients of every use, (uses, n, D)."""
+        """Returns the sum of a block's gradients of every round, (rounds, n, D)."""
         sums = []
-        for use, request in enumerate(self.uses):
-            samples = [task.stream("sample", request.round, use) for task in tasks]
+        for index, request in enumerate(self.requests):
+            samples = [task.stream("sample", request.round, index) for task in tasks]
             total = client_totals([request] * len(tasks), pool, clients, samples, pooled=True)
-            noise = tasks[0].stream("noise", request.round, use)
+            noise = tasks[0].stream("noise", request.round, index)
             sums.append(request.release_sum(request.plan.clip.vouch(total), noise, noise_of))
         return torch.stack(sums)
 
     @classmethod
     def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
-        """Records that are there or not; each moves every use by all of S, along its own axis.
+        """Returns records each of which moves every round by all of S, along its own axis.
 
         In round t they move two rows by v_t = (cos θ_t, sin θ_t), which differs from round to
         round: noise that is used twice cancels in a difference, and the record does not.
@@ -185,7 +187,7 @@ def alike(one: GradientRequest, two: GradientRequest) -> bool:
 def client_gradient(
     request: GradientRequest, shard: Shard, stream: Callable[[str], Stream]
 ) -> Tensor:
-    """Executes one use of the Poisson-subsampled Gaussian mechanism at one client.
+    """Executes one round of the Poisson-subsampled Gaussian mechanism at one client.
 
     Every record of the requested class enters the batch Y independently with probability q.
     With `clip=batch` (Cao et al. 2021, Alg. 1) the release is clip(G, Δ) + N(0, (2Δσ)² I) with
@@ -193,7 +195,7 @@ def client_gradient(
     it is Σ_j clip(g_j, Δ) + N(0, (σΔ)² I), where record j contributes
     g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ); X and f are public.
     The release is (n, D) float32; a request that spreads the noise over several clients gets int64
-    with a share of it (`IntegerGaussian`). `stream` maps a purpose ("sample", "noise") to this
+    with a part of it (`IntegerGaussian`). `stream` maps a purpose ("sample", "noise") to this
     round's keyed randomness.
 
     Guarantees:
@@ -339,7 +341,7 @@ def client_batch_gradients(
         radius = pool.norm_bound(first.view)
         places = pool.draw_at_most(requests, part, samples)
         for request, clients in _by_request(requests):
-            own = PlaceLayout(clients, places.chosen[clients], places.present[clients])
+            own = PlaceLayout(clients, places.indices[clients], places.present[clients])
             batch = pool.batch(request, own)
             gradients[clients.to(device)] = gradients_at_fixed_work(request, batch, radius)
         return gradients
@@ -348,9 +350,9 @@ def client_batch_gradients(
         place_of = torch.full((len(requests),), -1).index_put(
             (clients,), torch.arange(len(clients))
         )
-        kept = place_of[sample.owners] >= 0
-        asked = Sample(sample.chosen[kept], place_of[sample.owners[kept]], len(clients))
-        for places in asked.in_blocks():
+        belongs = place_of[sample.owners] >= 0
+        of_request = Sample(sample.indices[belongs], place_of[sample.owners[belongs]], len(clients))
+        for places in of_request.in_blocks():
             whose = clients[places.clients].to(device)
             gradients[whose] = _gradients_as_they_come(request, pool.batch(request, places))
     return gradients

@@ -1,8 +1,8 @@
 """The one way out of a node: where there is a ledger, a message is charged before it is answered.
 
 `LedgerGate.admit` reserves the whole plan, has the records read, binds their content to the
-lineage, and claims the uses. `Admitted.keep` stores the reply and notes its release; then it
-leaves. A simulated client on a machine without its ledger has a `PassGate`, which admits uses
+lineage, and claims the rounds. `Admitted.keep` stores the reply and notes its release; then it
+leaves. A simulated client on a machine without its ledger has a `PassGate`, which admits rounds
 charged elsewhere.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fedsink.clients.answer import Answer
 
 
-def use_digests(digest: bytes, uses: int) -> list[bytes]:
-    """Returns a digest for each use of one message."""
-    return [hashlib.sha256(digest + use.to_bytes(8, "big")).digest() for use in range(uses)]
+def round_digests(digest: bytes, rounds: int) -> list[bytes]:
+    """Returns a digest for each round of one message."""
+    return [hashlib.sha256(digest + index.to_bytes(8, "big")).digest() for index in range(rounds)]
 
 
 def reservation_name(run: str, charge: Charge | None, fingerprint: bytes) -> bytes:
@@ -53,7 +53,7 @@ def reply_name(reservation: bytes, digest: bytes) -> bytes:
 class Admitted:
     """A message that may be answered; where there is a ledger, its charge is committed."""
 
-    digests: Sequence[bytes]  # one for each use; the use's noise is drawn under its digest
+    digests: Sequence[bytes]  # one for each round; the round's noise is drawn under its digest
     stored: Mapping[str, Tensor] | None = None  # the reply computed before, if there is one
     keep: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     """Stores the reply computed now and returns the reply that may leave; None: stores nothing,
@@ -61,9 +61,9 @@ class Admitted:
 
 
 @lru_cache(maxsize=16)
-def seeded(uses: int) -> Admitted:
+def seeded(rounds: int) -> Admitted:
     """Returns the admission in a seeded run, whose noise is keyed by round and needs no digest."""
-    return Admitted((b"",) * uses)
+    return Admitted((b"",) * rounds)
 
 
 class LedgerGate:
@@ -99,15 +99,15 @@ class LedgerGate:
         self, answer: Answer, charge: Charge, digest: bytes, content: Callable[[], bytes]
     ) -> Admitted:
         """Charges one message; its reply is computed once, and changed data are refused."""
-        rounds = [round for round, _ in answer.places]
+        rounds = [round for round, _ in answer.rounds]
         reservation = self._reserve(answer, charge)
         fingerprint = content()
         if fingerprint != self._bound:
             self._ledger.bind(self._lineage, fingerprint, self._on_change)
             self._bound = fingerprint
         name = reply_name(reservation_name(answer.run, charge, fingerprint), digest)
-        digests = use_digests(name, len(rounds))
-        uses = [Use(*place, d) for place, d in zip(answer.places, digests, strict=True)]
+        digests = round_digests(name, len(rounds))
+        uses = [Use(*round, d) for round, d in zip(answer.rounds, digests, strict=True)]
         claims = self._ledger.claim(reservation, fingerprint, uses)
         store = self._store
         if store is None:
@@ -128,9 +128,9 @@ class LedgerGate:
             )
 
         def keep(reply: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            kept = store.put(name, reply)
+            stored_reply = store.put(name, reply)
             mark()
-            return kept
+            return stored_reply
 
         return Admitted(digests, stored, keep)
 
@@ -149,7 +149,7 @@ class LedgerGate:
 class PassGate:
     """Replaces `LedgerGate` where a simulated client runs on a machine without its ledger.
 
-    A pass is the digest of a use that was charged on the ledger's machine.
+    A pass is the digest of a round that was charged on the ledger's machine.
 
     Guarantees:
         - Nothing is answered before its charge is committed on the ledger's machine.
@@ -161,7 +161,7 @@ class PassGate:
         self._digests: frozenset[bytes] = frozenset()
 
     def grant(self, digests: Iterable[bytes]) -> None:
-        """Replaces the passes by those for the uses with these digests."""
+        """Replaces the passes by those for the rounds with these digests."""
         self._digests = frozenset(digests)
 
     def admit(
@@ -169,7 +169,7 @@ class PassGate:
     ) -> Admitted:
         """Returns the admission that `LedgerGate.admit` gave on the ledger's machine."""
         reservation = reservation_name(answer.run, charge, content())
-        digests = use_digests(reply_name(reservation, digest), len(answer.places))
+        digests = round_digests(reply_name(reservation, digest), len(answer.rounds))
         if not self._digests.issuperset(digests):
             raise ReleaseRefusedError(
                 f"No charge of the run {answer.run} was committed for this message and these data."

@@ -47,7 +47,7 @@ _DEALT: WeakKeyDictionary[Pool, tuple[Any, dict[tuple[int, int], Parts]]] = Weak
 
 
 class GSWGANAnswer(CentralAnswer, BatchedAnswer):
-    """``train.gs_wgan``: `critic_gradients` of one use, and the critics' next state.
+    """``train.gs_wgan``: `critic_gradients` of one round, and the critics' next state.
 
     The critics' state is kept under the reservation of the message; see
     `fedsink.clients.states`. It is put before the reply is stored. A message whose reply is not
@@ -78,11 +78,11 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The name of its mechanism."""
+        """Returns the policy's word for the answer: the name of its mechanism."""
         return ("critic",)
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuses more images, more or larger critics, or more steps, than allowed as well."""
+        """Refuses as others do, and more images, more or larger critics, or more steps."""
         super().check_policy(policy)
         images = len(self.request.rows) + len(self.request.fakes)
         policy.check_limit("maximum_images", images, "images")
@@ -100,7 +100,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         architecture(self.request)
 
     def compute(self, task: Task) -> list[Tensor]:
-        """The gradient, (n, D)."""
+        """Returns the gradient, (n, D)."""
         [reply] = critic_gradients(self.request, [task], Pool([task.shard]), slice(0, 1))
         return [reply]
 
@@ -112,12 +112,12 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
     def compute_each(
         cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
     ) -> Tensor:
-        """The gradients of all clients, (K, 1, n, D)."""
+        """Returns the gradients of all clients, (K, 1, n, D)."""
         return critic_gradients(answers[0].request, tasks, pool, clients).unsqueeze(1)
 
     @classmethod
     def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
-        """Records that turn the first critic's gradient round; all critics', under `client`.
+        """Returns records that turn the first critic's gradient round (all, under `client`).
 
         Records are points of a line, and the message's rows lie at 0. Three quarters of the rows to
         train against lie at −2 and one at 2, so that a critic of records at −1 falls at 0, and one
@@ -146,9 +146,9 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
             for round in range(1, plan.rounds + 1)
         ]
 
-        def shard(known: float, *others: float) -> Shard:
-            """A client with one record for each critic, and others of one user of the first."""
-            values = torch.tensor([*[known] * clip.critics, *others]).unsqueeze(1)
+        def shard(value: float, *others: float) -> Shard:
+            """Returns a client with one record for each critic, and others of the first user."""
+            values = torch.tensor([*[value] * clip.critics, *others]).unsqueeze(1)
             users = torch.tensor([*range(1, clip.critics + 1), *[0] * len(others)])
             return Shard(values, torch.zeros(len(values), dtype=torch.int64), users)
 
@@ -166,7 +166,7 @@ def critic_gradients(
     Each client releases Σ_m clip(∂D_m/∂X, C) + N(0, (2Cσ)² I) over its M critics, each of which
     has been trained on its own part of the records; see `critic_totals`. With a rate q < 1 the sum
     is over the critics that are asked, each with probability q, and all are trained. The sums are
-    float32; a request that spreads the noise over several clients gets int64 with a share of it
+    float32; a request that spreads the noise over several clients gets int64 with a part of it
     (`IntegerGaussian`).
 
     Guarantees:
@@ -182,10 +182,10 @@ def critic_gradients(
     clip = ClipOfCritics.expect(request.plan.clip)
     parts = dealt(request, pool, clients)  # step 1
     names = _names(request)
-    kept = [task.state(names) for task in tasks]
+    stores = [task.state(names) for task in tasks]
     states = [
-        _state(request, critic, task.client, place, parts.records)
-        for task, place in zip(tasks, kept, strict=True)
+        _state(request, critic, task.client, store, parts.records)
+        for task, store in zip(tasks, stores, strict=True)
     ]
     totals, trained = critic_totals(  # steps 2 to 5
         critic,
@@ -198,8 +198,8 @@ def critic_gradients(
         critics.local_generator(critic),
     )
     # Before the noised reply exists: after a crash in between its input state must be found.
-    for state, place in zip(trained, kept, strict=True):
-        place.put(request.round, state.to_tensors())
+    for state, store in zip(trained, stores, strict=True):
+        store.put(request.round, state.to_tensors())
     noise = [task.stream("noise", request.round) for task in tasks]
     return request.release_each(clip.vouch(totals), noise)
 
@@ -215,9 +215,9 @@ def dealt(request: CriticRequest, pool: Pool, clients: slice) -> Parts:
     key = (view, critics.training.critics, critics.classes, by_user)
     if pool not in _DEALT or _DEALT[pool][0] != key:
         _DEALT[pool] = key, {}
-    kept = _DEALT[pool][1]
+    cache = _DEALT[pool][1]
     start, stop, _ = clients.indices(len(pool.shards))
-    if (start, stop) not in kept:
+    if (start, stop) not in cache:
         coordinates = pool.coordinates(request.view)
         labels = classes_under(critics.classes, pool.labels)
         shards = []
@@ -225,8 +225,8 @@ def dealt(request: CriticRequest, pool: Pool, clients: slice) -> Parts:
             own, shard = pool.places_of(client), pool.shards[client]
             slots = shard.whole_users() if by_user else shard.slots
             shards.append((coordinates[own], labels[own], slots))
-        kept[start, stop] = Parts.deal(shards, critics.training.critics, critics.classes)
-    return kept[start, stop]
+        cache[start, stop] = Parts.deal(shards, critics.training.critics, critics.classes)
+    return cache[start, stop]
 
 
 def _asked(request: CriticRequest, parts: Parts, tasks: Sequence[Task]) -> Parts:
@@ -253,17 +253,17 @@ def _names(request: CriticRequest) -> str:
 
 
 def _state(
-    request: CriticRequest, critic: Critic, client: int, place: State, like: Tensor
+    request: CriticRequest, critic: Critic, client: int, store: State, like: Tensor
 ) -> CriticState:
     """Returns the state of the client's critics before this round."""
-    critics, remembered = request.critics, place.before(request.round)
+    critics, remembered = request.critics, store.before(request.round)
     if remembered is None:
         state = CriticState.start(critic, critics.training.critics, critics.initial, like)
     else:
         state = CriticState.from_tensors({k: v.to(like.device) for k, v in remembered.items()})
     turns = request.plan.schedule.answered(client, request.round)
-    if state.rounds != turns and (place.simulated or remembered is None):
-        place.lost(
+    if state.rounds != turns and (store.simulated or remembered is None):
+        store.lost(
             f"before round {request.round} the critics of client {client} have been trained "
             f"in {state.rounds} rounds and not in {turns}"
         )

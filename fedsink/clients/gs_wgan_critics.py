@@ -70,15 +70,15 @@ class Parts:
         )
 
     def asked(self, which: Tensor) -> Parts:
-        """Returns the parts with only the critics in `which`, (K·M,) bool, asked; all train."""
+        """Returns the parts where `which`, (K·M,) bool, are the asked critics; all train."""
         return replace(self, holds=self.holds & which.to(self.holds.device).unsqueeze(1))
 
     def draw(self, uniform: Tensor) -> Tensor:
-        """Places of own records, drawn with replacement by uniforms (K·M, …); N for empty parts."""
+        """Returns places of own records, drawn by uniforms (K·M, …); N for empty parts."""
         each = (-1, *[1] * (uniform.dim() - 1))
         starts, sizes = self.starts.reshape(each), self.sizes.reshape(each)
-        chosen = starts + (uniform * sizes).to(torch.int64)
-        return torch.where(sizes > 0, chosen, len(self.labels) - 1)
+        indices = starts + (uniform * sizes).to(torch.int64)
+        return torch.where(sizes > 0, indices, len(self.labels) - 1)
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,13 @@ class Fakes:
 
     def appended(self, rows: Tensor, labels: Tensor, history: int) -> Fakes:
         """Returns the rows with a message's appended, cut to the last `history` messages."""
-        kept = history * len(rows)
-        return Fakes(torch.cat([self.rows, rows])[-kept:], torch.cat([self.labels, labels])[-kept:])
+        length = history * len(rows)
+        return Fakes(
+            torch.cat([self.rows, rows])[-length:], torch.cat([self.labels, labels])[-length:]
+        )
 
     def draw(self, uniform: Tensor, labels: Tensor, classes: int) -> Tensor:
-        """Places of rows of the given labels, drawn by uniforms; of any where a class has none."""
+        """Returns places of rows of these labels, drawn by uniforms; of any if a class has none."""
         counts = torch.bincount(self.labels, minlength=classes)
         starts = torch.where(counts > 0, counts.cumsum(0) - counts, 0)
         counts = torch.where(counts > 0, counts, len(self.labels))
@@ -113,14 +115,14 @@ class CriticState:
 
     @classmethod
     def start(cls, critic: Critic, critics: int, public: Stream, like: Tensor) -> CriticState:
-        """M critics with one public initial state, the same at every client, on `like`'s device."""
+        """Returns M critics with the public initial state of every client, on `like`'s device."""
         weights = critic.initial(public).to(like.device).repeat(critics, 1)
         labels = torch.zeros(0, dtype=torch.int64, device=like.device)
         fakes = Fakes(weights.new_zeros(0, critic.dimension), labels)
         return cls(weights, Adam.start(weights), fakes)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """The state as tensors by name; `from_tensors` gives the same state back."""
+        """Returns the state as tensors by name; `from_tensors` gives the same state back."""
         return {
             "weights": self.weights,
             "adam.mean": self.adam.mean,
@@ -133,7 +135,7 @@ class CriticState:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> CriticState:
-        """The state written by `to_tensors`; raises KeyError for a missing tensor."""
+        """Returns the state written by `to_tensors`; raises KeyError for a missing tensor."""
         return cls(
             tensors["weights"],
             Adam(tensors["adam.mean"], tensors["adam.square"], tensors["adam.steps"]),
@@ -232,22 +234,22 @@ class _Lesson:
         """True if the critics see records under another label too."""
         return self.training.mismatch > 0.0 and self.critic.classes > 1
 
-    def step(self, chosen: Tensor, fakes: Tensor, shares: Tensor, other: Tensor | None) -> None:
+    def step(self, indices: Tensor, fakes: Tensor, mixing: Tensor, other: Tensor | None) -> None:
         """Takes one step of each critic on its own B pairs.
 
         Args:
-            chosen: places of its records, (K·M, B).
+            indices: places of its records, (K·M, B).
             fakes: rows paired with the records, (K·M, B, D).
-            shares: of the fakes in the midpoints, (K·M, B).
+            mixing: weights of the fakes in the points between, (K·M, B).
             other: uniforms that choose other labels, (K·M, B); None: no other labels are used.
         """
-        training, labels = self.training, self.parts.labels[chosen]
+        training, labels = self.training, self.parts.labels[indices]
         losses = partial(
             wgan_gp_losses,
             self.critic,
             fakes=fakes,
-            records=self.parts.records[chosen],
-            shares=shares,
+            records=self.parts.records[indices],
+            mixing=mixing,
             labels=labels,
             penalty=training.penalty,
             drift=training.drift,
@@ -277,12 +279,12 @@ def _train(lesson: _Lesson, shown: Sequence[Fakes], trained: int, coins: Sequenc
     kinds = 3 + lesson.mismatched
     counts = [kinds * steps * parts.critics * batch] * len(coins)
     drawn = uniforms(coins, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
-    record, fake, share, *other = drawn.to(lesson.weights.device).transpose(0, 1).flatten(1, 2)
-    chosen = parts.draw(record)
-    partners, rows = _partners(classes, parts.critics, shown, fake, parts.labels[chosen])
+    record, fake, mixing, *other = drawn.to(lesson.weights.device).transpose(0, 1).flatten(1, 2)
+    indices = parts.draw(record)
+    partners, rows = _partners(classes, parts.critics, shown, fake, parts.labels[indices])
     for t in range(steps):
         fakes = rows[partners[:, t]]
-        lesson.step(chosen[:, t], fakes, share[:, t], other[0][:, t] if other else None)
+        lesson.step(indices[:, t], fakes, mixing[:, t], other[0][:, t] if other else None)
 
 
 def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) -> None:
@@ -302,12 +304,12 @@ def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) ->
     for _ in range(training.warm_generator):
         drawn = uniforms(streams, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
         drawn = drawn.to(generators.device).transpose(0, 1).flatten(1, 2)
-        (record, share, *other), latents = drawn[: -local.latent], drawn[-local.latent :]
-        chosen, latents = parts.draw(record), latents.movedim(0, -1)
-        labels = parts.labels[chosen]
+        (record, mixing, *other), latents = drawn[: -local.latent], drawn[-local.latent :]
+        indices, latents = parts.draw(record), latents.movedim(0, -1)
+        labels = parts.labels[indices]
         for t in range(training.steps):
             fakes = local.points(generators, latents[:, t], labels[:, t])
-            lesson.step(chosen[:, t], fakes, share[:, t], other[0][:, t] if other else None)
+            lesson.step(indices[:, t], fakes, mixing[:, t], other[0][:, t] if other else None)
 
         z, of = latents[:, -1], labels[:, -1]
 

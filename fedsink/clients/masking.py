@@ -88,15 +88,15 @@ class Sessions:
         if self.folder is None:
             return
         with _explained(self.folder):
-            kept = sorted(
+            paths = sorted(
                 (self.folder / _OPEN_FOLDER).iterdir(), key=lambda path: path.stat().st_mtime_ns
             )
-            while len(kept) >= _OPEN:
-                sums = ((path, read_json(path.read_bytes())["parameters"]) for path in kept)
-                strangers = (path for path, named in sums if not admitted(named["run"]))
-                forgotten = next(strangers, kept[0])
-                forgotten.unlink()
-                kept.remove(forgotten)
+            while len(paths) >= _OPEN:
+                sums = ((path, read_json(path.read_bytes())["parameters"]) for path in paths)
+                strangers = (path for path, parameters in sums if not admitted(parameters["run"]))
+                oldest = next(strangers, paths[0])
+                oldest.unlink()
+                paths.remove(oldest)
 
     def forget(self, name: str) -> None:
         """Forgets the open sessions of a sum."""
@@ -109,7 +109,7 @@ class Sessions:
                 path.unlink()
 
     def wipe(self, days: float) -> None:
-        """Forgets open sessions that were not stored for `days` days, and empties other ones.
+        """Deletes open sessions last stored `days` days ago, and the content of masked ones.
 
         An empty file stays: its request must not be masked a second time.
         """
@@ -198,11 +198,11 @@ class Masking:
     def _step(
         self, parameters: Parameters, ask: Callable[[ClientSession], bytes], *, begins: bool = False
     ) -> bytes:
-        name, kept = _name(self._client, parameters), self._sessions
+        name, sessions = _name(self._client, parameters), self._sessions
         opened = _open_name(name, parameters.digest.hex())
-        with kept.held():
+        with sessions.held():
             # A sum that was masked has one session; until then each set of numbers has its own.
-            masked, content = kept.get(name), kept.get(opened)
+            masked, content = sessions.get(name), sessions.get(opened)
             if masked is None and content is None:
                 if not begins:
                     raise OutOfTurnError("This client has sent no keys for this request.")
@@ -213,13 +213,13 @@ class Masking:
                 raise AnsweredError("This request was summed among others, or in another way.")
             answer = ask(session)
             if session.has_masked:
-                kept.put(name, self._stated(session))
+                sessions.put(name, self._content(session))
                 if masked is None:
-                    kept.forget(name)
+                    sessions.forget(name)
             else:
                 if content is None:
-                    kept.make_room(self._admitted)
-                kept.put(opened, self._stated(session))
+                    sessions.make_room(self._admitted)
+                sessions.put(opened, self._content(session))
         return answer
 
     def _read(self, content: bytes | None) -> ClientSession:
@@ -237,15 +237,15 @@ class Masking:
             )
         return ClientSession.from_bytes(content, self._identity, self._rules)
 
-    def _stated(self, session: ClientSession) -> bytes:
-        stated = {"format": FORMAT, **read_json(session.to_bytes()), "words": self._words}
-        return json.dumps(stated).encode()
+    def _content(self, session: ClientSession) -> bytes:
+        values = {"format": FORMAT, **read_json(session.to_bytes()), "words": self._words}
+        return json.dumps(values).encode()
 
 
 def simulated_identity(client: int) -> Identity:
     """Returns the signing key of a simulated client; anybody can compute it."""
-    named = f"fedsink simulated client {client}".encode()
-    return Identity.derived(hashlib.sha256(named).digest())
+    name = f"fedsink simulated client {client}".encode()
+    return Identity.derived(hashlib.sha256(name).digest())
 
 
 @lru_cache(maxsize=4)
@@ -263,5 +263,5 @@ def _open_name(name: str, parameters: str) -> str:
 
 
 def _name(client: int, parameters: Parameters) -> str:
-    named = json.dumps([client, parameters.run, parameters.message])
-    return hashlib.sha256(named.encode()).hexdigest()
+    text = json.dumps([client, parameters.run, parameters.message])
+    return hashlib.sha256(text.encode()).hexdigest()

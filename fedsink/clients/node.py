@@ -2,7 +2,7 @@
 
 `Node.answer` turns a message into a reply in one order for all methods: the signature, the policy,
 the plan's schedule, the public description of the data, the admission of the plan, the records, the
-claim of the uses, the computation, the stored reply.
+claim of the rounds, the computation, the stored reply.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fedsink.clients.gate import (
     LedgerGate,
     PassGate,
     reservation_name,
+    round_digests,
     seeded,
-    use_digests,
 )
 from fedsink.clients.ledger.charge import WORDS, Charge
 from fedsink.clients.ledger.ledger import Ledger, date_of, today
@@ -53,7 +53,7 @@ from fedsink.protocol.aggregation import (
     trip_of,
 )
 from fedsink.protocol.failure_codes import failure_code
-from fedsink.protocol.signing import ChargeStatement, Given, NodeIdentityKey, signer
+from fedsink.protocol.signing import ChargeStatement, NodeIdentityKey, NodeReceipt, signer
 from fedsink.secagg.identities import Identity
 from fedsink.secagg.parameters import Rules
 from fedsink.secagg.refusals import AggregationError
@@ -85,7 +85,7 @@ class Node:
         self._key = settings.key()
         self._policy = policy_of(settings)
         self._device = device_named(settings.device, "A client's device")
-        self._kept: tuple[tuple[str, bytes, bytes], Mapping[str, Tensor]] | None = None
+        self._last: tuple[tuple[str, bytes, bytes], Mapping[str, Tensor]] | None = None
         if self._policy is not None and (days := self._policy.state_days) is not None:
             forget(self._policy.states, days)
             Sessions(self._policy.sessions).wipe(days)
@@ -172,18 +172,18 @@ class Node:
             return failure_code(refusal, self.client)
 
     def reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
-        """Returns the tensors of a reply: all of the message's uses are released, or none."""
+        """Returns the tensors of a reply: all of the message's rounds are released, or none."""
         self._check(answer)
         return self._reply(answer, digest)
 
     def _reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
         """Returns the tensors of a reply whose message has been checked."""
-        if self._kept is not None and self._kept[0] == (
+        if self._last is not None and self._last[0] == (
             answer.name,
             self._reserved(answer),
             digest,
         ):
-            return self._kept[1]
+            return self._last[1]
         admitted = self._admission(answer, digest)
         reply = admitted.stored
         if reply is None:
@@ -193,7 +193,7 @@ class Node:
             if admitted.keep is not None:
                 reply = admitted.keep(reply)
         if answer.in_parts:
-            self._kept = (answer.name, self._reserved(answer), digest), reply
+            self._last = (answer.name, self._reserved(answer), digest), reply
         return reply
 
     def admit(self, answer: Answer, digest: bytes, *, checked: bool = False) -> Admitted:
@@ -219,8 +219,8 @@ class Node:
         Every way to a reply leads through here, whatever the engine.
         """
         if self._policy is not None:
-            if answer.share > 1 and not masked:
-                self._policy.check_unmasked(answer.share)
+            if answer.noise_parts > 1 and not masked:
+                self._policy.check_unmasked(answer.noise_parts)
             answer.check_policy(self._policy)
         answer.check_turn(self.client, self.settings.clients)
         if checked:
@@ -240,8 +240,8 @@ class Node:
         # A plan that protects nothing is charged nothing.
         if self._gate is None or not answer.protected:
             # A seed's noise is keyed by the round, whatever the message.
-            uses, secret = len(answer.places), self.settings.seed is None
-            admitted = Admitted(use_digests(digest, uses)) if secret else seeded(uses)
+            rounds, secret = len(answer.rounds), self.settings.seed is None
+            admitted = Admitted(round_digests(digest, rounds)) if secret else seeded(rounds)
         else:
             charge = self._charge_of(answer)
             admitted = self._gate.admit(answer, charge, digest, lambda: self._content(answer))
@@ -255,7 +255,7 @@ class Node:
         if self._policy is None:
             return answer.charge(trusted=False)
         charge = answer.charge(trusted=self._policy.trusts_aggregation)
-        if answer.share == 1:  # the noise is its own, and so is the price
+        if answer.noise_parts == 1:  # the noise is its own, and so is the price
             return charge
         return replace(charge, plan={**charge.plan, WORDS: self._policy.price_words})
 
@@ -284,13 +284,13 @@ class Node:
             lineage = "" if settings.ledger is None else settings.ledger.stem
         return lineage if settings.partition is None else f"{lineage}/client-{self.client}"
 
-    def given(self, shown: Iterable[str]) -> Given | None:
+    def receipt(self, shown: Iterable[str]) -> NodeReceipt | None:
         """Returns the name and receipt that a node under a policy gives a server to keep."""
         if self._policy is None:
             return None
         ledger = _open_ledger(self.settings)
         self._receipts.check(ledger, shown)
-        return Given(self._receipts.name, self._receipts.give(ledger))
+        return NodeReceipt(self._receipts.name, self._receipts.give(ledger))
 
     def statement(self, run: str, *, also_none: bool = False) -> dict[str, Any] | None:
         """Returns this node's signed statement of what a run was charged, under a policy.
@@ -304,7 +304,7 @@ class Node:
         charges, rule = ledger.charged(self._lineage, run)
         if not charges and not also_none:
             return None
-        said = ChargeStatement(
+        statement = ChargeStatement(
             run=run,
             client=self.client,
             clients=self.settings.clients,
@@ -313,7 +313,7 @@ class Node:
             day=date_of(today()),
             charges=tuple(charges),
         )
-        return said.signed(NodeIdentityKey.at(self._policy.state))
+        return statement.signed(NodeIdentityKey.at(self._policy.state))
 
     def note_refusal(self, error: ReleaseRefusedError) -> None:
         """Counts a refusal in the ledger of a node under a policy, for its owner to see."""
@@ -418,7 +418,7 @@ def open_node(settings: NodeSettings, client: int) -> Node:
 
 
 def grant(digests: Iterable[bytes]) -> None:
-    """Lets the nodes of this process with a lent key answer only uses with these digests."""
+    """Lets the nodes of this process with a lent key answer only rounds with these digests."""
     _PASSES.grant(digests)
 
 

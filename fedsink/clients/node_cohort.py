@@ -137,7 +137,7 @@ class NodeCohort:
             else:
                 answer = kind(content.requests)
             # Without a key that binds noise to the message, the message is not hashed.
-            message = b"" if self._settings.seed is not None else answer.digest(content.said)
+            message = b"" if self._settings.seed is not None else answer.digest(content.payload)
         except Exception as error:
             return None, dict.fromkeys(clients, failure_code(error, clients[0]))
         admissions: dict[Node, Admitted] = {}
@@ -188,7 +188,7 @@ class NodeCohort:
         numbers, answer = [node.client for node in block.nodes], block.answer
         first, everyone = numbers[0], self._settings.clients
         try:
-            if not answer.adds_up:
+            if not answer.computes_sums:
                 raise ReleaseRefusedError("This answer is no sum of records with shared noise.")
             schedule = answer.plan.schedule
             noise_of = schedule.cohort(first, everyone) if first < schedule.cohorts else 0

@@ -126,7 +126,7 @@ class NodeSettings:
         device: str = "cpu",
         threads: int = 1,
     ) -> NodeSettings:
-        """The settings of a node under its owner's policy; makes the state folder and its key.
+        """Returns the settings of a node under a policy; makes the state folder and its key.
 
         Args:
             policy: the owner's policy, as read from the file.
@@ -180,7 +180,7 @@ class NodeSettings:
         return self.ledger.with_suffix(".replies")
 
     def key(self) -> ReproducibleKey | SecretKey | EntropyKey:
-        """The key of this node's noise and batch draws.
+        """Returns the key of this node's noise and batch draws.
 
         Raises:
             PrivacyError: there is neither a seed nor a readable key file nor secure noise, or

@@ -23,7 +23,7 @@ class PolicyRefusedError(ReleaseRefusedError):
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AllowTable:
     """The `[allow]` table.
 
     Attributes:
@@ -38,7 +38,7 @@ class Allowed:
         maximum_rate: largest sampling rate q.
         labels: class indices that may be used; None: all.
         capacity: a plan must fix its batch capacity.
-        secure_aggregation: rule for replies with a share of the noise. "refused": never.
+        secure_aggregation: rule for replies with a part of the noise. "refused": never.
             "untrusted": allowed, judged and charged by only the noise of this reply. "masked":
             allowed only in a sum under masks (`Aggregation`), judged and charged by the noise of
             the sum. "trusted": the same without masks, because the owner vouches that nobody sees
@@ -63,7 +63,7 @@ class Aggregation(Rules):
     """The `[aggregation]` table: conditions of taking part in secure aggregation.
 
     Attributes:
-        certificate: of this node's key, by the consortium's authority; zeros: none.
+        certificate: the certificate of this node's key, by the consortium's authority; zeros: none.
         tolerate_dropouts: most clients that a sum may be unmasked without; None: any number that
             leaves `minimum_cohort`.
     """
@@ -72,7 +72,7 @@ class Aggregation(Rules):
     tolerate_dropouts: int | None = None
 
     def check(self, parameters: Parameters) -> None:
-        """Refuses a sum that may miss more clients than the owner tolerates, or as `Rules`."""
+        """Refuses what `Rules` refuses, and a sum that may miss more clients than tolerated."""
         super().check(parameters)
         missing = len(parameters.clients) - parameters.least
         if self.tolerate_dropouts is not None and missing > self.tolerate_dropouts:
@@ -92,7 +92,7 @@ class Policy:
         - The noise multiplier is at least the file's, and the clip bound lies between the file's;
           rate, rounds, and images and weights a message are at most the file's.
         - A plan for comparison with published work is refused, whatever the file says.
-        - A share of the noise is refused unless the file allows it, and counts as the whole
+        - A part of the noise is refused unless the file allows it, and counts as the whole
           noise only under masks, or where the file says that the aggregation is trusted.
         - What these limits refuse is refused before any record is read.
         - Where the file names operators, no part of a request is parsed before an operator's
@@ -122,7 +122,7 @@ class Policy:
     state_days: float | None
     noise: str
     budgets: Mapping[str, Budget]
-    allowed: Allowed
+    allowed: AllowTable
     operators: Mapping[str, bytes]
     aggregation: Aggregation | None = None
 
@@ -148,12 +148,12 @@ class Policy:
 
     @property
     def trusts_aggregation(self) -> bool:
-        """True if a share of the noise is charged as the noise of the sum it is part of."""
+        """True if a part of the noise is charged as the noise of the sum it is part of."""
         return self.allowed.secure_aggregation in ("masked", "trusted")
 
     @property
     def price_words(self) -> dict[str, Any]:
-        """The policy's words that the price of a reply with a share of the noise depends on.
+        """The policy's words that the price of a reply with a part of the noise depends on.
 
         They are part of the reservation. Every other word either decides anew at each message, or
         is part of the reservation in another way: lineage and budget by the account, the records by
@@ -184,27 +184,27 @@ class Policy:
         if size > self.allowed.limits[key]:
             self._refuse(f"allow.{key}", f"the message holds {size} {what}")
 
-    def check_use(self, plan: CentralPlan, share: int, label: int | None) -> None:
-        """Refuses a use of a plan of the central mode.
+    def check_request(self, plan: CentralPlan, parts: int, label: int | None) -> None:
+        """Refuses a round of a plan of the central mode.
 
         Args:
-            plan: of the use.
-            share: number of clients that its noise is spread over.
-            label: the class of its records; None: records of every class.
+            plan: the one that the round belongs to.
+            parts: number of clients that its noise is spread over.
+            label: the class of the sampled records; None: records of every class.
         """
-        if share > 1 and self.allowed.secure_aggregation == "refused":
+        if parts > 1 and self.allowed.secure_aggregation == "refused":
             self._refuse(
-                "allow.secure_aggregation", f"the message asks for noise that {share} clients share"
+                "allow.secure_aggregation", f"the message asks for noise that {parts} clients share"
             )
-        self._check_plan(plan if self.trusts_aggregation else plan.with_noise(1 / share))
+        self._check_plan(plan if self.trusts_aggregation else plan.with_noise(1 / parts))
         self.check_labels(None if label is None else {label})
 
-    def check_unmasked(self, share: int) -> None:
-        """Refuses a reply with a share of the noise that no mask hides, where masks are wanted."""
+    def check_unmasked(self, parts: int) -> None:
+        """Refuses a reply with a part of the noise that no mask hides, where masks are wanted."""
         if self.allowed.secure_aggregation == "masked":
             self._refuse(
                 "allow.secure_aggregation",
-                f"the message asks for noise that {share} clients share, and for no masks",
+                f"the message asks for noise that {parts} clients share, and for no masks",
             )
 
     def _check_plan(self, plan: CentralPlan) -> None:

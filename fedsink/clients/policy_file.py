@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fedsink.clients.answer import Answer
 from fedsink.clients.answers import ANSWERS, answers_by_word, find_answer
 from fedsink.clients.ledger.charge import Budget
-from fedsink.clients.policy import Aggregation, Allowed, Policy
+from fedsink.clients.policy import Aggregation, AllowTable, Policy
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
@@ -207,7 +207,7 @@ def _budgets(tables: TomlTable) -> dict[str, Budget]:
     return budgets
 
 
-def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
+def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> AllowTable:
     words, by_word = tuple(table.take("mechanisms", TEXTS)), answers_by_word()
     if unknown := sorted(set(words) - set(by_word)):
         moved = unknown[0] in ("parameter-gradient", "parameter_gradient")
@@ -226,7 +226,7 @@ def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Al
         table.fail(f"labels: {unknown[0]!r} is not in data.classes.")
     # Limits of the central mode must be stated where it is allowed, and may be elsewhere.
     missing: Any = REQUIRED if any(answer.adjacency is None for answer in named) else 0
-    allowed = Allowed(
+    allowed = AllowTable(
         mechanisms=words,
         generators=generators,
         limits=_limits(table, named),
@@ -264,11 +264,11 @@ class TomlTable:
     def __init__(
         self, values: dict[str, Any], file: str, where: str, words: Iterable[str] = ()
     ) -> None:
-        self._left = dict(values)
+        self._rest = dict(values)
         self.file = file
         self._where = where
         self._words = frozenset(words)
-        self._known: list[str] = []
+        self._names: list[str] = []
 
     def fail(self, why: str) -> NoReturn:
         """Raises a ConfigError that names file and table."""
@@ -277,16 +277,16 @@ class TomlTable:
 
     def finish(self) -> None:
         """Refuses a key that nobody has taken, and one of before by what replaces it."""
-        for key in self._left:
+        for key in self._rest:
             if key in GONE:
                 self.fail(f"{key} is no key any more: {GONE[key]}.")
-            near = difflib.get_close_matches(key, self._known, n=1)
+            near = difflib.get_close_matches(key, self._names, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            self.fail(f"unknown key {key!r}.{hint} Keys: {', '.join(self._known)}.")
+            self.fail(f"unknown key {key!r}.{hint} Keys: {', '.join(self._names)}.")
 
     def names(self) -> list[str]:
         """Returns the keys that nobody has taken yet, where the owner chooses the keys."""
-        return list(self._left)
+        return list(self._rest)
 
     def table(self, key: str) -> TomlTable:
         """Returns a table inside this one; it must be there."""
@@ -295,9 +295,9 @@ class TomlTable:
 
     def optional_table(self, key: str) -> TomlTable | None:
         """Returns a table inside this one, or None."""
-        if key in self._left:
+        if key in self._rest:
             return self.table(key)
-        self._known.append(key)
+        self._names.append(key)
         return None
 
     def choice(self, key: str, choices: tuple[str, ...], default: Any) -> str:
@@ -309,19 +309,19 @@ class TomlTable:
 
     def take(self, key: str, what: str, default: Any = REQUIRED) -> Any:
         """Returns the value of a key, which must be `what`; numbers as floats."""
-        self._known.append(key)
-        if key not in self._left:
+        self._names.append(key)
+        if key not in self._rest:
             if default is REQUIRED:
                 self.fail(f"{key} is missing; it must be {what}.{self._mistyped(key)}")
             return default
-        value = self._left.pop(key)
+        value = self._rest.pop(key)
         if not _IS[what](value):
             self.fail(f"{key} must be {what}, not {value!r}.")
         return float(value) if what == NUMBER else value
 
     def _mistyped(self, key: str) -> str:
         """Returns a question about the key of this table that is most like a missing one."""
-        plain = {_plain(left): left for left in self._left if left not in self._words}
+        plain = {_plain(left): left for left in self._rest if left not in self._words}
         near = difflib.get_close_matches(_plain(key), plain, n=1)
         return f" There is {plain[near[0]]!r}: did you mean {key}?" if near else ""
 

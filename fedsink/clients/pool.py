@@ -23,13 +23,13 @@ class PlaceLayout:
     """Samples of several clients in B places each, of which each holds a record or is empty."""
 
     clients: Tensor  # client of each sample, (K,), counted within the drawn ones
-    chosen: Tensor  # indices of the records in the pool, (K, B); any in an empty place
+    indices: Tensor  # indices of the records in the pool, (K, B); any in an empty place
     present: Tensor  # (K, B) bool, true for places that hold a record
 
     def pooled(self) -> PlaceLayout:
         """Returns all places as those of one client."""
         return PlaceLayout(
-            torch.zeros(1, dtype=torch.int64), self.chosen.view(1, -1), self.present.view(1, -1)
+            torch.zeros(1, dtype=torch.int64), self.indices.view(1, -1), self.present.view(1, -1)
         )
 
 
@@ -51,17 +51,17 @@ class Batch:
 class Sample:
     """Poisson samples of several clients, one behind the other, as large as they come."""
 
-    chosen: Tensor  # indices of the records in the pool, (M,), client by client
+    indices: Tensor  # indices of the records in the pool, (M,), client by client
     owners: Tensor  # each record's client, (M,), increasing, counted within the drawn ones
     clients: int  # number of clients
 
     def pooled(self) -> Sample:
         """Returns all samples as that of one client."""
-        return Sample(self.chosen, torch.zeros_like(self.owners), 1)
+        return Sample(self.indices, torch.zeros_like(self.owners), 1)
 
-    def of(self, kept: Tensor) -> Sample:
-        """Returns the part of the sample where `kept` (M,) is true."""
-        return Sample(self.chosen[kept], self.owners[kept], self.clients)
+    def of(self, mask: Tensor) -> Sample:
+        """Returns the part of the sample where `mask` (M,) is true."""
+        return Sample(self.indices[mask], self.owners[mask], self.clients)
 
     def in_buckets(self) -> Iterator[PlaceLayout]:
         """Yields layouts of few different widths; none for empty samples.
@@ -96,7 +96,7 @@ class Sample:
         starts = (sizes.cumsum(0) - sizes)[clients].unsqueeze(-1)
         places = torch.arange(width)
         present = places < sizes[clients].unsqueeze(-1)
-        return PlaceLayout(clients, self.chosen[torch.where(present, starts + places, 0)], present)
+        return PlaceLayout(clients, self.indices[torch.where(present, starts + places, 0)], present)
 
 
 class Pool:
@@ -166,32 +166,32 @@ class Pool:
         ]
         places, present = (torch.stack(parts) for parts in zip(*drawn, strict=True))
         # An empty place reads some record too, and drops it.
-        chosen = _at(members, torch.where(present, starts.unsqueeze(-1) + places, 0))
-        return PlaceLayout(torch.arange(len(sizes)), chosen, present)
+        indices = _at(members, torch.where(present, starts.unsqueeze(-1) + places, 0))
+        return PlaceLayout(torch.arange(len(sizes)), indices, present)
 
     def batch(self, request: GradientRequest, places: PlaceLayout) -> Batch:
         """Returns the records in these places, in the request's view."""
         coordinates = self.coordinates(request.view)
-        chosen, present = (v.to(coordinates.device) for v in (places.chosen, places.present))
+        indices, present = (v.to(coordinates.device) for v in (places.indices, places.present))
         if len(self.labels) == 0:
-            records = coordinates.new_zeros(*chosen.shape, coordinates.shape[1])
-            return Batch(records, torch.zeros_like(chosen), present)
-        records = torch.where(present.unsqueeze(-1), coordinates[chosen], 0.0)
-        classes = classes_under(request.objective.classes, self.labels[chosen])
+            records = coordinates.new_zeros(*indices.shape, coordinates.shape[1])
+            return Batch(records, torch.zeros_like(indices), present)
+        records = torch.where(present.unsqueeze(-1), coordinates[indices], 0.0)
+        classes = classes_under(request.objective.classes, self.labels[indices])
         labels = torch.where(present, classes, 0)
         return Batch(records, labels, present)
 
     def classes_of(self, classes: int, sample: Sample) -> Tensor:
         """Returns the class of each sampled record, (M,) on the CPU."""
-        return classes_under(classes, self._labels_on_cpu[sample.chosen])
+        return classes_under(classes, self._labels_on_cpu[sample.indices])
 
     def runs(
         self, labels: Sequence[int | None], part: slice
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Returns the records of its class (None: all of them) that each client may sample.
+        """Returns the records that each client may sample: those of its class (None: all).
 
-        They are indices into the pool (None where its order stays), and for each client where its
-        own begin among them, (K,), and how many they are, (K,).
+        These are indices into the pool (None: its own order), in which each client's records stand
+        together, and for each client the first one's place, (K,), and their number, (K,).
         """
         if labels[0] is None:
             return None, self._starts[part], self._sizes[part]

@@ -45,7 +45,7 @@ class PrivatizeOnceAnswer(Answer):
     name = PrivatizeRequest.name
     adjacency = REPLACE_ONE
     in_parts = True
-    places = ((1, None),)
+    rounds = ((1, None),)
     parts = ("values", "labels")
 
     def __init__(self, requests: Sequence[PrivatizeRequest]) -> None:
@@ -54,12 +54,12 @@ class PrivatizeOnceAnswer(Answer):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The names of all mechanisms for images, and of that for labels."""
+        """Returns the names of all mechanisms for images, and of that for labels."""
         return (*LOCAL_MECHANISMS, LABELS)
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The message's one request."""
+        """Returns the message's one request."""
         if policy is not None:  # the plan looks its mechanism up
             policy.check_mechanism(asked_mechanism(record))
         return cls([PrivatizeRequest.from_record(record)])
@@ -89,22 +89,22 @@ class PrivatizeOnceAnswer(Answer):
             check_classes(self.plan.classes, data)
 
     def charge(self, *, trusted: bool) -> Charge:
-        """Every record once; see `local_charge`."""
+        """Returns the charge of every record, once; see `local_charge`."""
         return local_charge(self.plan)
 
     def compute(self, task: Task) -> tuple[Tensor, Tensor]:
-        """All records, privatized."""
+        """Returns all records, privatized."""
         return privatize(task.shard, self.plan, task.streams(round=0))
 
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """The requested chunk."""
+        """Returns the requested chunk."""
         size, start = self.request.chunk_size, self.request.chunk * self.request.chunk_size
         values, labels = (reply[name][start : start + size] for name in self.parts)
         return PrivatizeReply(values, labels, max(1, -(-len(reply["labels"]) // size))).to_record()
 
     @classmethod
     def canaries(cls, plan: LocalPlan, records: int = 1) -> list[Neighbours]:
-        """Records a diameter apart under the plan's mechanism, and labels at the plan's ε.
+        """Returns records a diameter apart under the plan's mechanism, and labels at its ε.
 
         - +1 or −1 of the line, by itself; and beside a record that is known: noise that was used
           twice cancels in a difference of values.
@@ -142,7 +142,7 @@ class PrivatizeOnceAnswer(Answer):
 
 
 def local_charge(plan: LocalPlan) -> Charge:
-    """Local mode: every record is released once, and its ε is the sum of both mechanisms'."""
+    """Returns the charge of one release of every record: ε is the sum of both mechanisms'."""
     mechanism = plan.image_mechanism if plan.label_mechanism is None else plan.product
     return Charge(
         adjacency=REPLACE_ONE,
@@ -158,7 +158,7 @@ def local_charge(plan: LocalPlan) -> Charge:
 def privatize(
     shard: Shard, plan: LocalPlan, stream: Callable[[str], Stream]
 ) -> tuple[Tensor, Tensor]:
-    """Y = f(x) + noise and ỹ = RR(label) for every record, in a random order.
+    """Returns Y = f(x) + noise and ỹ = RR(label) for every record, in a random order.
 
     Returns:
         Values (N, D) float32 and labels (N,) int64 (zeros where no label leaves).

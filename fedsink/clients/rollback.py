@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedsink.clients.gate import use_digests
+from fedsink.clients.gate import round_digests
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError, PrivacyError, RolledBackError
@@ -31,7 +31,7 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
     A use is claimed before its reply is stored, so such a ledger is older than the reply, or new.
     """
     replies = store.digests()  # listed first: these replies were claimed before
-    if not ledger.knows(use_digests(digest, 1)[0] for digest in replies):
+    if not ledger.knows(round_digests(digest, 1)[0] for digest in replies):
         raise LedgerError(
             "The ledger does not know every reply that is stored beside it, so it was put back or "
             "replaced, and charges are missing: restore the ledger that belongs to the replies."
@@ -39,7 +39,7 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
 
 
 def refuse_forgotten(ledger: Ledger, states: Path) -> None:
-    """Refuses an empty ledger beside states that were learned from the data under lost charges."""
+    """Refuses an empty ledger where states show that there were charges, which are lost."""
     if ledger.head()[0] == 0 and any(states.glob("*/*.state")):
         raise LedgerError(
             f"The ledger is empty beside states that were learned from the data ({states}): "
@@ -99,8 +99,8 @@ class Receipts:
                         f"a receipt cannot be kept in {self._folder} ({error.strerror}): make room "
                         "or fix its permissions."
                     ) from None
-        kept = sorted(self._folder.glob("ahead-*.receipt"))
-        for path in kept:
+        paths = sorted(self._folder.glob("ahead-*.receipt"))
+        for path in paths:
             receipt = path.read_text(errors="replace")
             number = self._number(receipt)
             if number is None or not self._holds(ledger, number, receipt):
@@ -109,7 +109,7 @@ class Receipts:
                     "back or replaced, and charges are missing: restore the latest one (and then "
                     f"remove {path}, if that is damaged)."
                 )
-        for path in kept:
+        for path in paths:
             path.unlink(missing_ok=True)
 
     def _receipt(self, number: int, seal: bytes) -> str:

@@ -69,7 +69,7 @@ def opened(config: Config) -> tuple[int, str]:
 
 
 def answered(config: Config, message: Message) -> Message:
-    """The reply of the installed `fedsink.clients.app`, whatever application a run names."""
+    """Returns the reply of the installed `fedsink.clients.app`, whatever app a run names."""
     metadata = message.metadata
     try:
         context = _context(config, metadata.run_id, metadata.dst_node_id)

@@ -50,13 +50,13 @@ class RunnerProcess:
         self._processes.set_forkserver_preload(_PRELOADED)
         self.pid = 0
         """Process id of the runner that answered last."""
-        said: tuple[int, str] | None = self._fork("opened")
-        code, self.admitted = said or (1, "The runner died at its start.")
+        opening: tuple[int, str] | None = self._fork("opened")
+        code, self.admitted = opening or (1, "The runner died at its start.")
         if code != 0:
             raise (ConfigError if code == ConfigError.exit_code else ClientError)(self.admitted)
 
     def answer(self, message: Message) -> Message:
-        """The reply to a message, from a fork that ends with it."""
+        """Returns the reply to a message, from a fork that ends with it."""
         for _ in range(_ATTEMPTS):
             if reply := self._fork("answered", message):
                 return reply
@@ -76,7 +76,7 @@ class RunnerProcess:
         try:
             fork.start()
             sender.close()
-            runner, said = receiver.recv()
+            runner, result = receiver.recv()
         except (EOFError, OSError):
             return None
         finally:
@@ -86,7 +86,7 @@ class RunnerProcess:
         if self.pid not in (0, runner):
             print("fedsink node: the runner died; another has started.", file=sys.stderr)
         self.pid = runner
-        return said
+        return result
 
 
 def _work(sender: Connection, work: str, *words: object) -> None:

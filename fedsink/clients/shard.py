@@ -77,17 +77,19 @@ class Shard:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, chosen: Tensor) -> Shard:
+    def part(self, indices: Tensor) -> Shard:
         """Returns the chosen records, by their indices."""
-        images, labels = (values[chosen.to(values.device)] for values in (self.images, self.labels))
+        images, labels = (
+            values[indices.to(values.device)] for values in (self.images, self.labels)
+        )
         users, slots = (
-            None if numbers is None else numbers[chosen.to(numbers.device)]
+            None if numbers is None else numbers[indices.to(numbers.device)]
             for numbers in (self.users, self.slots)
         )
         return Shard(images, labels, users, slots)
 
     def fingerprint(self, owner: str = "") -> bytes:
-        """SHA-256 over shapes, types and every byte of images, labels, users and slots, in order.
+        """Returns the SHA-256 over images, labels, users and slots, with shapes and types.
 
         `owner` tells apart simulated clients that happen to hold equal records.
         """
@@ -101,7 +103,7 @@ class Shard:
         return state.digest()
 
     def whole_users(self) -> Tensor:
-        """The number of each record's user, (N,) int64, for answers that protect users."""
+        """Returns the number of each record's user, (N,) int64, for answers that protect users."""
         if self.users is None:
             raise DataError(
                 "The plan protects users, and this node's records do not tell them apart: name a "
@@ -110,7 +112,7 @@ class Shard:
         return self.users
 
     def coordinates(self, view: dict[str, Any]) -> Tensor:
-        """Every record in a public linear view, (N, D), kept for the last two views asked for.
+        """Returns every record in a public linear view, (N, D); the last two are kept.
 
         Raises:
             ValueError: the view is invalid, or is for records of another shape: so it never has
@@ -119,7 +121,7 @@ class Shard:
         return self._viewed(view)[0]
 
     def norm_bound(self, view: dict[str, Any]) -> float:
-        """The view's public bound on the norm of a record's coordinates; raises like those."""
+        """Returns the view's bound on the norm of a record's coordinates; raises like those."""
         return self._viewed(view)[1]
 
     def _viewed(self, options: dict[str, Any]) -> tuple[Tensor, float]:

@@ -39,7 +39,7 @@ class State:
           could draw the same noise for another total.
 
     Args:
-        folder: of this state's files; None: the state is kept only in memory.
+        folder: the folder of this state's files; None: the state is kept only in memory.
         at_once: write every state to a file at once; else `keep` writes files.
         rewinds: answered rounds may be asked and computed again.
         simulated: the client is a simulation's: its files need not outlast a power cut, and a
@@ -53,7 +53,7 @@ class State:
         self._folder = folder
         self._at_once, self._rewinds = at_once, rewinds
         self._memory: dict[int, Tensors] = {}
-        self._kept: int | None = None
+        self._last: int | None = None
 
     def before(self, round: int) -> Tensors | None:
         """Returns the state of the last round before this one, and forgets older ones."""
@@ -63,7 +63,7 @@ class State:
         for last in sorted(self._rounds(), reverse=True):
             if last >= round or (state := self._read(last)) is None:
                 continue
-            self._kept = last
+            self._last = last
             if self._at_once and not self._rewinds:
                 self._remove(t for t in self._rounds() if t < last)
             return state
@@ -95,11 +95,11 @@ class State:
         finished this checkpoint.
         """
         last = _last(self._memory, round + 1)
-        if last is None or last == self._kept or self._folder is None:
+        if last is None or last == self._last or self._folder is None:
             return
         self._write(last, self._memory[last])
-        self._remove(t for t in self._rounds() if t not in (last, self._kept))
-        self._kept = last
+        self._remove(t for t in self._rounds() if t not in (last, self._last))
+        self._last = last
 
     def _rounds(self) -> list[int]:
         if self._folder is None or not self._folder.is_dir():
@@ -168,7 +168,7 @@ class States:
         self._states: dict[tuple[str, ...], State] = {}
 
     def of(self, reservation: bytes, kind: str, *names: str) -> State:
-        """The state of one kind of answer under a reservation; other `names`, another state."""
+        """Returns the state of a kind of answer under a reservation; each `names` has its own."""
         key = (reservation.hex(), kind, *names)
         if key not in self._states:
             folder = None

@@ -134,7 +134,7 @@ def _local(
     shuffle_delta: float | None = None,
     **scale: Any,
 ) -> dict[str, str]:
-    """The costs of a mechanism of the local mode, by quantity. The arguments are the keys."""
+    """Returns the costs of a mechanism of the local mode, by quantity, for these keys."""
     if (label_eps is None) != (classes is None):
         raise ConfigError("label_eps and classes go together: give both or neither.")
     if shuffle_delta is not None and shuffle is None:
@@ -144,9 +144,9 @@ def _local(
     total = image.epsilon + (label_eps or 0.0)
     values = {"eps": f"{total:,.6g}", "delta": f"{image.delta:g}"}
     if label is not None:
-        kept = f"kept with probability {label.keep_probability:.4f}"
+        probability = f"kept with probability {label.keep_probability:.4f}"
         values["eps of the image"] = f"{image.epsilon:,.6g}"
-        values["eps of the label"] = f"{label.epsilon:,.6g} ({kept})"
+        values["eps of the label"] = f"{label.epsilon:,.6g} ({probability})"
     values |= {
         "sigma": f"{image.scale:,.6g}",
         "sensitivity": f"{image.diameter:,.6g} ({image.norm.upper()})",
@@ -170,7 +170,7 @@ def _image(
     delta: float | None = None,
     calibration: str | None = None,
 ) -> LocalMechanism:
-    """The mechanism of the image, of whose total ε the label has `label_eps`."""
+    """Returns the mechanism of the image, of whose total ε the label has `label_eps`."""
     if name not in LOCAL_MECHANISMS:
         raise ConfigError(f"mechanism={name}: choose {' or '.join(LOCAL_MECHANISMS)}.")
     mechanism = local_mechanism(name)
@@ -205,5 +205,5 @@ def _image(
 
 
 def _depends(mechanism: type[LocalMechanism], key: str) -> bool:
-    """The mechanism's guarantee or scale depends on this key."""
+    """Tells whether the mechanism's guarantee or scale depends on this key."""
     return mechanism.needs_delta if key == "delta" else bool(mechanism.calibrations)

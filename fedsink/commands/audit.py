@@ -122,7 +122,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _central(keys: dict[str, Any]) -> tuple[type[Answer], PrivacyPlan]:
-    """The answer and its plan, of the keys that are about them."""
+    """Takes the keys of the mechanism; returns the answer and its plan."""
     name = keys.pop("clip", RecordClip.name)
     if name not in _CLIPS:
         raise ConfigError(f"clip must be {', '.join(_CLIPS[:-1])} or {_CLIPS[-1]}, not {name!r}.")
@@ -142,7 +142,7 @@ def _central(keys: dict[str, Any]) -> tuple[type[Answer], PrivacyPlan]:
 
 
 def _local(keys: dict[str, Any]) -> tuple[type[Answer], LocalPlan]:
-    """The answer and its plan on the interval [−1, 1], of the keys that are about them."""
+    """Takes the keys of the mechanism; returns the answer and its plan on [−1, 1]."""
     name = keys.pop("mechanism", LOCAL_MECHANISMS.own[0])
     if name not in LOCAL_MECHANISMS:
         raise ConfigError(f"mechanism must be {' or '.join(LOCAL_MECHANISMS)}, received {name!r}.")
@@ -190,7 +190,7 @@ def _verdict(findings: Sequence[Finding], leaks: Sequence[str]) -> int:
 
 
 def _writable(text: str) -> Path:
-    """A file in a folder that exists: an audit makes nothing else."""
+    """Returns a file in a folder that exists: an audit makes nothing else."""
     path = Path(text).expanduser()
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError("expected a file in an existing folder")

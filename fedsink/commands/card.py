@@ -30,8 +30,8 @@ Example: fedsink card run=runs/DATE/TIME-central out=digits license=cc-by-4.0"""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Writes the card; prints its path."""
-    known: dict[str, Parser] = {"run": str, "out": Path, "license": _license}
-    keys = parse(arguments, known, of="card", needs=("run",))
+    parsers: dict[str, Parser] = {"run": str, "out": Path, "license": _license}
+    keys = parse(arguments, parsers, of="card", needs=("run",))
 
     from fedsink.files import write_atomic
     from fedsink.pages.model_card import PICTURE, model_card, write_publication
@@ -56,8 +56,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     else:
         write_publication(out, path, card, picture)
     if not recorded.evaluations:
-        said = f"The run has not been evaluated: {command_for('evaluate', 'run', path)}"
-        print(said, file=sys.stderr)
+        hint = f"The run has not been evaluated: {command_for('evaluate', 'run', path)}"
+        print(hint, file=sys.stderr)
     print(out)
     return 0
 

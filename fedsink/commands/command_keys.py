@@ -14,7 +14,7 @@ Parser = Callable[[str], Any]
 
 def parse(
     arguments: Sequence[str],
-    known: Mapping[str, Parser],
+    parsers: Mapping[str, Parser],
     *,
     of: str = "",
     needs: Sequence[str] = (),
@@ -24,16 +24,16 @@ def parse(
     for position, argument in enumerate(arguments):
         key, equals, text = argument.partition("=")
         if not equals:
-            raise ConfigError(not_a_pair(arguments, position, f"keys: {', '.join(known)}"))
-        if key not in known:
+            raise ConfigError(not_a_pair(arguments, position, f"keys: {', '.join(parsers)}"))
+        if key not in parsers:
             raise ConfigError(
                 GONE.get(key)
-                or f"Unknown key {key!r}.{did_you_mean(key, known)} Keys: {', '.join(known)}."
+                or f"Unknown key {key!r}.{did_you_mean(key, parsers)} Keys: {', '.join(parsers)}."
             )
         if key in values:
             raise ConfigError(f"{key} was given twice.")
         try:
-            values[key] = known[key](text)
+            values[key] = parsers[key](text)
         except ValueError as error:
             raise ConfigError(f"{key}={text}: {str(error).removesuffix('.')}.") from error
     for key in needs:
@@ -58,7 +58,7 @@ def not_a_pair(arguments: Sequence[str], position: int, more: str) -> str:
 
 
 def whole(minimum: int) -> Parser:
-    """A whole number of at least `minimum`."""
+    """Returns a whole number of at least `minimum`."""
 
     def read(text: str) -> int:
         try:
@@ -84,7 +84,7 @@ def choice(*options: str) -> Parser:
 
 
 def real(text: str) -> float:
-    """A number."""
+    """Returns a number."""
     try:
         return float(text)
     except ValueError:

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def folders(text: str) -> list[str]:
-    """The folders in `[A,B]`, or the one in `A`; a name with a comma stands in double quotes."""
+    """Returns the folders in `[A,B]`, or the one in `A`; quotes hold a name with a comma."""
     if not text.startswith("["):
         return [text] if text else []
     if not text.endswith("]"):

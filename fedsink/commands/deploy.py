@@ -69,15 +69,15 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The keys of this command, and the others."""
+    """Returns the keys of this command, and the others."""
     for position, argument in enumerate(arguments):
         if argument.startswith("-") or "=" not in argument:
             raise ConfigError(not_a_pair(arguments, position, "see fedsink deploy --help"))
     mine = [argument for argument in arguments if argument.partition("=")[0] in _OWN]
     overrides = [argument for argument in arguments if argument not in mine]
-    known: dict[str, Parser] = dict.fromkeys(_OWN, str)
-    known["name"] = known["resume"] = _name
-    own = parse(mine, known, of="deploy", needs=_OWN[:2])
+    parsers: dict[str, Parser] = dict.fromkeys(_OWN, str)
+    parsers["name"] = parsers["resume"] = _name
+    own = parse(mine, parsers, of="deploy", needs=_OWN[:2])
     if own.get("resume") == "":
         raise ConfigError("resume needs the name of a run, which its first line said.")
     if "resume" in own and (overrides or "name" in own):
@@ -114,9 +114,9 @@ def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
     run = {"name": "check", "server_seed": 0}
     settings, _ = deployed_settings(config, RunFolder(Path(name)), run)
     build_generator(settings)
-    stated = settings.strategy.statement("node")
-    minds = (f"Mind: {line}" for line in cautions(stated, config))
-    for line in (settings.strategy.notice(stated), *minds):
+    promise = settings.strategy.statement("node")
+    minds = (f"Mind: {line}" for line in cautions(promise, config))
+    for line in (settings.strategy.notice(promise), *minds):
         if line:
             print(line, file=sys.stderr)
     return config

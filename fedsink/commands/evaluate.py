@@ -42,12 +42,12 @@ _BETWEEN_LINES = 20.0  # seconds
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Evaluates, prints, and writes the results into the run folder."""
-    known: dict[str, Parser] = {
+    parsers: dict[str, Parser] = {
         "run": str, "suite": str, "classifiers": str, "n": whole(20), "runs": whole(1),
         "seed": whole(0), "threads": whole(1), "reference": flag, "observation": flag,
         "inception": str,
     }  # fmt: skip
-    keys = parse(arguments, known, of="evaluate", needs=("run",))
+    keys = parse(arguments, parsers, of="evaluate", needs=("run",))
     measured = evaluate_run(**keys, report=_reporter(), agree=_agree)
     if sys.stderr is not None and sys.stderr.isatty():
         print(file=sys.stderr)

@@ -24,9 +24,9 @@ Example: fedsink fetch app=deploy superlink=lab run=2026-11-22-10-00-00-1f2e3d""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Asks the server; prints the run folder in the last line of standard output."""
-    known: dict[str, Parser] = dict.fromkeys(("app", "superlink", "folder"), str)
-    known["run"] = deployed_name
-    keys = parse(arguments, known, of="fetch", needs=("app", "superlink", "run"))
+    parsers: dict[str, Parser] = dict.fromkeys(("app", "superlink", "folder"), str)
+    parsers["run"] = deployed_name
+    keys = parse(arguments, parsers, of="fetch", needs=("app", "superlink", "run"))
     folder = new_folder(keys.get("folder") or f"runs/{keys['run']}")
     run_config = {"action": "fetch", "name": keys["run"], "config": "{}"}
     return submit(app_at(keys["app"]), keys["superlink"], run_config, folder, everything=debug)

@@ -171,8 +171,8 @@ def _unknown_key(key: str) -> str:
         if having == ["deploy"]:
             return f"{key} acts only in fedsink deploy: leave it out."
         if having:
-            chosen = " or ".join(f"{group}={choice}" for choice in having)
-            return f"{key} acts with {chosen}: choose it, or leave {key} out."
+            words = " or ".join(f"{group}={choice}" for choice in having)
+            return f"{key} acts with {words}: choose it, or leave {key} out."
     if key in known_keys():
         return (
             f"{key} is a key of another mode, strategy or engine than those chosen: leave it "

@@ -102,13 +102,13 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 def _state(rest: Sequence[str]) -> int:
     from fedsink.protocol.requests import given_name
 
-    known: dict[str, Parser] = {
+    parsers: dict[str, Parser] = {
         "policy": Path,
         "run": given_name,
         "client": whole(0),
         "clients": whole(1),
     }
-    keys = parse(rest, known, of="ledger", needs=tuple(known))
+    keys = parse(rest, parsers, of="ledger", needs=tuple(parsers))
     if keys["client"] >= keys["clients"]:
         raise ConfigError(f"client={keys['client']} is none of clients={keys['clients']}.")
     from fedsink.clients.node import Node
@@ -184,11 +184,11 @@ def _shown(database: Database | None, policy: Policy | None) -> str:
 
 
 def _method(run: RunReport) -> str | None:
-    share = run.plan.get("share", 1)
-    if share == 1:
+    parts = run.plan.get("share", 1)
+    if parts == 1:
         return run.method
     of_sum = run.plan.get("aggregation_trusted")
-    return f"{run.method}, {'charged as a sum' if of_sum else 'a share of noise'} of {share}"
+    return f"{run.method}, {'charged as a sum' if of_sum else 'a part of the noise'} of {parts}"
 
 
 def _left(ceiling: float | None, spent: float | None) -> float | None:

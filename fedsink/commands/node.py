@@ -98,8 +98,8 @@ def _show_identity(arguments: Sequence[str]) -> int:
 
 
 def _certify(arguments: Sequence[str]) -> int:
-    known: dict[str, Parser] = {"authority": _path, "client": whole(0), "identity": str}
-    keys = parse(arguments, known, of="node", needs=tuple(known))
+    parsers: dict[str, Parser] = {"authority": _path, "client": whole(0), "identity": str}
+    keys = parse(arguments, parsers, of="node", needs=tuple(parsers))
     from fedsink.protocol.signing import read_key, read_private_key, shown_key
     from fedsink.secagg.identities import certify
 
@@ -147,11 +147,11 @@ def pause(idle: float) -> float:
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:
-    known: dict[str, Parser] = {
+    parsers: dict[str, Parser] = {
         "policy": _path, "superlink": _address, "client": whole(0), "clients": whole(1),
         "certificate": _path, "key": _path, "device": str, "insecure": flag,
     }  # fmt: skip
-    keys = parse(arguments, known, of="node", needs=tuple(known)[:4])
+    keys = parse(arguments, parsers, of="node", needs=tuple(parsers)[:4])
     if keys["client"] >= keys["clients"]:
         raise ConfigError(
             f"client={keys['client']} is none of clients={keys['clients']}: they are numbered "

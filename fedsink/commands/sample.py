@@ -44,11 +44,11 @@ Example: fedsink sample run=runs/DATE/TIME-central n=60000 balanced=true out=dig
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Writes the samples; prints their path."""
-    known: dict[str, Parser] = {
+    parsers: dict[str, Parser] = {
         "run": str, "out": str, "format": choice("dpimagebench"), "n": whole(1), "seed": whole(0),
         "observation": flag, "balanced": flag, "classes": _names,
     }  # fmt: skip
-    keys = parse(arguments, known, of="sample", needs=("run", "out"))
+    keys = parse(arguments, parsers, of="sample", needs=("run", "out"))
     out = Path(keys["out"]).expanduser()
     if out.exists():
         raise ConfigError(f"{out} exists already: remove it or give another out=.")
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """The names in `[A,B]`, of which those with a comma stand in double quotes."""
+    """Returns the names in `[A,B]`, of which those with a comma stand in double quotes."""
     (row,) = csv.reader([text.removeprefix("[").removesuffix("]")], skipinitialspace=True)
     read = tuple(map(str.strip, row))
     if not read or not all(read) or len(set(read)) < len(read):

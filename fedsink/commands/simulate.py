@@ -100,7 +100,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _help() -> str:
-    """The page of help. No configuration is composed for it, which would take seconds."""
+    """Returns the page of help. No configuration is composed for it, which would take seconds."""
     lists = [
         f"{group}: {', '.join(choice for choice in choices(group) if choice != 'deploy')}"
         for group in _CHOSEN
@@ -205,7 +205,7 @@ def _task(
     finished: list[Path],
     objective: SweepObjective | None,
 ) -> Callable[[DictConfig], float | None]:
-    """The Hydra task; it returns the objective.
+    """Runs the task that Hydra starts, and returns the objective.
 
     In this process it stores an error, because Hydra would announce it in a separate line; except
     with an objective, where the sweeper must know that a run failed. In another process, where a

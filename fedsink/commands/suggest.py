@@ -38,10 +38,10 @@ set keep their values.
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Prints a command and the reasons for its settings."""
     try:
-        stated = overrides(arguments)
-        if OmegaConf.is_missing(composed(stated).data, "root"):
-            stated.append("data.root=DIR")
-        config = compose_config(stated)
+        keys_typed = overrides(arguments)
+        if OmegaConf.is_missing(composed(keys_typed).data, "root"):
+            keys_typed.append("data.root=DIR")
+        config = compose_config(keys_typed)
         mode, name = config["mode"], config["strategy"]["name"]
         if name not in ("dp_sinkhorn", "privatize_once"):
             raise ConfigError(
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
             raise ConfigError("The rule needs data.shape, data.classes and data.nominal_records.")
         rule: dict[str, Any] = sizes.central() if mode == "central" else sizes.local()
         rule = {"rounds": 4000, **rule, **rule.get(config["clip"], {})}
-        keys = {word.partition("=")[0] for word in stated}
+        keys = {word.partition("=")[0] for word in keys_typed}
         keys |= {"mechanism.label_eps"} if sizes.classes == 1 else set()
         keys |= {"map.pool"} if (config["map"] or {}).get("pool") is None else set()
         rows = [
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
             for key, why in REASONS[mode].items()
             if key not in keys and not lacking(key, config)
         ]
-        typed = [*stated, *(f"{row['setting']}={row['value']}" for row in rows)]
+        typed = [*keys_typed, *(f"{row['setting']}={row['value']}" for row in rows)]
         settings_of(Configuration.read(compose_config(typed)), UNNAMED)  # as a run would refuse it
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_sentence(error)) from error

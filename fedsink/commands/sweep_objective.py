@@ -49,10 +49,10 @@ class SweepObjective:
         figures = dict(leaves(found))
         value = figures.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            known = ", ".join(
+            numbers = ", ".join(
                 f"{source}.{k}" for k, v in figures.items() if type(v) in (int, float)
             )
-            raise NoFigureError(f"{folder} has no number {self.key}: choose one of {known}.")
+            raise NoFigureError(f"{folder} has no number {self.key}: choose one of {numbers}.")
         if not math.isfinite(value):
             raise ConfigError(f"{self.key} of {folder} is {value}: the run is no choice.")
         return float(value)
@@ -72,36 +72,36 @@ def price_of_choice(folders: Sequence[Path]) -> str:
         - Both hold only if the objective is private itself: a figure of metrics.*. Figures that
           `fedsink evaluate` computes on real data are covered by no ε.
     """
-    stated = [read_json((folder / "privacy.json").read_bytes()) for folder in folders]
-    stated = [entries for entries in stated if entries.get("epsilon") is not None]
-    if len(stated) < 2:
+    promises = [read_json((folder / "privacy.json").read_bytes()) for folder in folders]
+    promises = [entries for entries in promises if entries.get("epsilon") is not None]
+    if len(promises) < 2:
         return ""
     epsilon, delta = (
-        sum(float(entries[key]) for entries in stated) for key in ("epsilon", "delta")
+        sum(float(entries[key]) for entries in promises) for key in ("epsilon", "delta")
     )
     text = (
-        f"The best of {len(stated)} runs, chosen by private data, costs ε = {epsilon:.4g}, "
+        f"The best of {len(promises)} runs, chosen by private data, costs ε = {epsilon:.4g}, "
         f"δ = {delta:.3g} (sum of the runs), not the ε of one run."
     )
-    if any(_event(entries) is None for entries in stated):
+    if any(_event(entries) is None for entries in promises):
         return text
-    delta = max(float(entries["delta"]) for entries in stated)
-    selected = max(_of_poisson_many(_event(entries), len(stated), delta) for entries in stated)
+    delta = max(float(entries["delta"]) for entries in promises)
+    selected = max(_of_poisson_many(_event(entries), len(promises), delta) for entries in promises)
     return (
-        f"{text} Had their number been drawn from a Poisson law of mean {len(stated)}, and "
+        f"{text} Had their number been drawn from a Poisson law of mean {len(promises)}, and "
         f"settings at random for each: ε = {selected:.4g} at δ = {delta:.3g}."
     )
 
 
-def _event(stated: Mapping[str, Any]) -> Any:
+def _event(promise: Mapping[str, Any]) -> Any:
     """Returns the event of a run by its privacy.json, or None where it is another mechanism."""
     from fedsink.privacy import RecordClip, poisson_gaussian
     from fedsink.privacy.adjacency import ADD_REMOVE
 
-    plain = stated.get("adjacency_name") == ADD_REMOVE and stated.get("clip") == RecordClip.name
-    if not plain or stated.get("capacity") or stated.get("noise_share"):
+    plain = promise.get("adjacency_name") == ADD_REMOVE and promise.get("clip") == RecordClip.name
+    if not plain or promise.get("capacity") or promise.get("noise_share"):
         return None
-    return poisson_gaussian(stated["rate"], stated["sigma"], stated["rounds_per_record"])
+    return poisson_gaussian(promise["rate"], promise["sigma"], promise["rounds_per_record"])
 
 
 def _of_poisson_many(event: Any, runs: int, delta: float) -> float:

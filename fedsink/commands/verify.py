@@ -37,8 +37,8 @@ Example: fedsink verify run=received peers=hospitals.toml"""
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Prints the verdict; returns 0 if it is the best that was asked for, else 1."""
-    known: dict[str, Parser] = {"run": Path, "peers": Path, "json": flag}
-    keys = parse(arguments, known, of="verify", needs=("run",))
+    parsers: dict[str, Parser] = {"run": Path, "peers": Path, "json": flag}
+    keys = parse(arguments, parsers, of="verify", needs=("run",))
 
     from fedsink.protocol.signing import read_keys, shown_key
     from fedsink.reporting.displays import printable

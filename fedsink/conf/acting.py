@@ -186,7 +186,7 @@ def refuse_idle(config: DictConfig, values: Config, overrides: Sequence[str]) ->
     A key that an experiment takes from another one is not refused, nor a key of its file that a
     typed key has put out of use. Null sets nothing. `values` are those of `config`, resolved.
     """
-    typed = dict(_stated(overrides))
+    typed = dict(_typed_values(overrides))
     for key, value in typed.items():
         if needs := lacking(key, values):
             raise ConfigError(_refusal(f"{key}={_typed(value)}", needs))
@@ -214,7 +214,7 @@ def _of(key: str, groups: Sequence[str] | Mapping[str, Any]) -> bool:
     return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
-def _stated(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _typed_values(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yields the typed keys and their values, tables key by key."""
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key, value = override.key_or_group.partition("@")[0], override.value()
@@ -229,10 +229,10 @@ def _of_experiment(name: str, values: Config) -> Iterator[tuple[str, Any]]:
 
     A value that refers to others is the composed one: an inherited key is not in the file.
     """
-    stated: Any = OmegaConf.to_container(file_of("experiment", name))
-    kept = {key: value for key, value in stated.items() if key not in (*_REFERRED_TO, "paper")}
+    content: Any = OmegaConf.to_container(file_of("experiment", name))
+    own = {key: value for key, value in content.items() if key not in (*_REFERRED_TO, "paper")}
     composed = dict(leaves(values))
-    for key, value in leaves(kept):
+    for key, value in leaves(own):
         if isinstance(value, str) and value.startswith("${"):
             value = composed.get(key)
         if value is not None:

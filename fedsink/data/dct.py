@@ -26,7 +26,7 @@ Band = tuple[tuple[int, int], ...]
 
 
 def disc(height: int, width: int, radius: float, dc: bool = True) -> Band:
-    """The frequencies with √(i² + j²) < radius, row by row.
+    """Returns the frequencies with √(i² + j²) < radius, row by row.
 
     The inequality is strict: 28×28 at radius 14 keeps 166 of 784 coefficients, and 165 with
     `dc=False`, which drops the mean brightness (0, 0); 8×8 at radius 6 keeps 33.
@@ -40,12 +40,12 @@ def disc(height: int, width: int, radius: float, dc: bool = True) -> Band:
 
 
 def half_band(height: int, width: int, radius: float | None) -> Band:
-    """`disc` of this radius; None stands for half the shorter side."""
+    """Returns `disc` of this radius; None stands for half the shorter side."""
     return disc(height, width, min(height, width) / 2 if radius is None else radius)
 
 
 def block(height: int, width: int, size: int, dc: bool = True) -> Band:
-    """The low-frequency square 0 ≤ i, j < size; `dc=False` leaves out (0, 0)."""
+    """Returns the low-frequency square 0 ≤ i, j < size; `dc=False` leaves out (0, 0)."""
     return tuple(
         (i, j)
         for i in range(min(size, height))
@@ -65,7 +65,7 @@ def check_size(frequencies: int, height: int, width: int) -> None:
 
 
 def cosine_matrix(n: int) -> Tensor:
-    """The orthonormal n×n DCT-II matrix in float64; row k is frequency k."""
+    """Returns the orthonormal n×n DCT-II matrix in float64; row k is frequency k."""
     k = torch.arange(n, dtype=torch.float64)
     matrix = torch.cos(math.pi / n * torch.outer(k, k + 0.5)) * math.sqrt(2.0 / n)
     matrix[0] *= math.sqrt(0.5)
@@ -80,7 +80,7 @@ def basis(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """The rows of the 2-D DCT for `band`: a (len(band), height·width) orthonormal matrix.
+    """Returns the rows of the 2-D DCT for `band`: a (len(band), height·width) orthonormal matrix.
 
     Coefficients of flattened images are `pixels @ basis.T`, and `coefficients @ basis` is the
     inverse transform with every other coefficient at zero. The tensor is shared: do not write

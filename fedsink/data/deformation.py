@@ -68,7 +68,7 @@ class ElasticDeformation:
 
 
 def _root(side: int, length: float) -> Tensor:
-    """The symmetric root of the correlation matrix of `side` pixels in a row."""
+    """Returns the symmetric root of the correlation matrix of `side` pixels in a row."""
     places = torch.arange(side, dtype=torch.float64) / length
     correlation = torch.exp(-0.5 * (places.unsqueeze(1) - places).square())
     values, vectors = torch.linalg.eigh(correlation)

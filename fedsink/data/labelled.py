@@ -77,23 +77,23 @@ class LabelledData:
         return values, self.labels[indices]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The tensors that there are by name, for `of_arrays` in another process."""
+        """Returns the tensors that there are by name, for `of_arrays` in another process."""
         return {name: t.numpy() for name, t in vars(self).items() if t is not None}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LabelledData:
-        """The data whose `arrays` these are, without a copy of them."""
+        """Returns the data whose `arrays` these are, without a copy of them."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory that is shared is read-only, as records are
             return cls(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
     def repeated(self) -> int:
-        """The number of records that are equal to an earlier one, bit by bit."""
+        """Returns the number of records that are equal to an earlier one, bit by bit."""
         rows = self.values.flatten(1).numpy()
         return len(self) - len({hash(row.tobytes()) for row in rows})
 
     def digest(self) -> str:
-        """The SHA-256 over names, shapes, types and bytes of `arrays`, in hexadecimal."""
+        """Returns the SHA-256 over names, shapes, types and bytes of `arrays`, in hexadecimal."""
         state = hashlib.sha256()
         for name, values in self.arrays().items():
             state.update(f"{name}|{values.dtype}{values.shape}|".encode())
@@ -101,23 +101,23 @@ class LabelledData:
         return state.hexdigest()
 
     def of_users(self, numbers: Collection[int]) -> LabelledData:
-        """The records of the users with these numbers."""
+        """Returns the records of the users with these numbers."""
         if self.users is None:
             raise ConfigError(
                 "data.clients_file selects users, and this source tells none apart: leave it out."
             )
-        kept = torch.isin(self.users, torch.tensor(sorted(numbers), dtype=torch.int64))
-        if not bool(kept.any()):
+        mask = torch.isin(self.users, torch.tensor(sorted(numbers), dtype=torch.int64))
+        if not bool(mask.any()):
             raise DataError(
                 "data.clients_file marks none of the users of these records True; name the list "
                 "that belongs to data.root."
             )
-        slots = None if self.slots is None else self.slots[kept]
-        return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
+        slots = None if self.slots is None else self.slots[mask]
+        return LabelledData(self.values[mask], self.labels[mask], self.users[mask], slots)
 
 
 def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
-    """The records after comparing them with their public description.
+    """Returns the records after comparing them with their public description.
 
     A wrong record is refused here, at load, or by `Shard.checked`, and not when a sampler happens
     to draw it: an error in the middle of a run would reveal that it was drawn.
@@ -181,7 +181,7 @@ def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
 
 
 def described(value: object) -> str:
-    """The type of a value, with length or shape, and nothing of its content."""
+    """Returns the type of a value, with length or shape, and nothing of its content."""
     if isinstance(value, tuple | list):
         first = ", ".join(map(described, value[:5]))
         return f"{type(value).__name__} of {len(value)} ({first})"
@@ -193,13 +193,13 @@ def described(value: object) -> str:
 
 
 def number_of(name: str) -> int:
-    """A number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
+    """Returns a number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
     content = name.encode(errors="surrogateescape")  # some names of files are not UTF-8
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 def participants(path: str | Path) -> frozenset[int]:
-    """The numbers of the users that a CSV file marks True.
+    """Returns the numbers of the users that a CSV file marks True.
 
     Rows are `client id, True` or `client id, False` without a header, as Augenstein et al. (2020)
     publish their lists.
@@ -229,4 +229,4 @@ def participants(path: str | Path) -> frozenset[int]:
         ) from error
     if not any(marks.values()):
         raise DataError(f"{path} marks no user True; correct data.clients_file.")
-    return frozenset(number_of(user) for user, chosen in marks.items() if chosen)
+    return frozenset(number_of(user) for user, takes_part in marks.items() if takes_part)

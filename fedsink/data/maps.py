@@ -134,12 +134,12 @@ class ImageMap(Map):
         dct.check_size(block**2, *self.shape[1:])
 
     def _basis(self, block: int, device: torch.device, *, dc: bool = True, pool: int = 1) -> Tensor:
-        """The block×block lowest frequencies of the planes, pooled or not, (K, pixels) float64."""
+        """Returns the block×block lowest frequencies of the planes, (K, pixels) float64."""
         height, width = (side // pool for side in self.shape[1:])
         return dct.basis(height, width, dct.block(height, width, block, dc), torch.float64, device)
 
     def _from_band(self, coordinates: Tensor, basis: Tensor) -> Tensor:
-        """Float64 pixels (N, C·H·W) of DCT coefficients (N, C·K) for the K basis rows."""
+        """Returns float64 pixels (N, C·H·W) of DCT coefficients (N, C·K) for the K basis rows."""
         return (_planes(coordinates.to(torch.float64), self.shape[0]) @ basis).flatten(1)
 
 
@@ -279,7 +279,7 @@ class PooledPower(ImageMap):
     Channels are normalised jointly.
 
     Attributes:
-        block: cells along each side; they may cut pixels, which count by their share of area.
+        block: cells along each side; they may cut pixels, which count by their fraction of area.
         power: γ ≥ 1.
         norm: norm of the division and of the guarantee.
         black, white: only for `render`, the brightness, as a fraction of the picture's
@@ -514,7 +514,7 @@ def map_from_dict(options: Mapping[str, Any]) -> Map:
 
 
 def _sanitised(images: Tensor) -> Tensor:
-    """Float64 images with pixels that are not finite at 0 and the others in [0, 1]."""
+    """Returns float64 images with pixels that are not finite at 0 and the others in [0, 1]."""
     return torch.nan_to_num(images.to(torch.float64), 0.0, 0.0, 0.0).clamp(0.0, 1.0)
 
 
@@ -525,7 +525,7 @@ def _direction(vectors: Tensor, norm: Norm) -> Tensor:
 
 
 def _planes(vectors: Tensor, channels: int) -> Tensor:
-    """(N, C·K) as (N, C, K); unlike reshape(N, C, -1) also for no rows at all."""
+    """Returns (N, C·K) as (N, C, K); unlike reshape(N, C, -1) also for no rows at all."""
     return vectors.reshape(len(vectors), channels, vectors.shape[1] // channels)
 
 
@@ -550,7 +550,7 @@ def _check_radius(radius: float, name: str) -> None:
 
 @lru_cache(maxsize=16)
 def _areas(cells: int, pixels: int) -> Tensor:
-    """The (cells, pixels) matrix of means: cell i covers [i, i+1)·pixels/cells."""
+    """Returns the (cells, pixels) matrix of means: cell i covers [i, i+1)·pixels/cells."""
     edges = torch.arange(cells + 1, dtype=torch.float64) * pixels / cells
     left = torch.arange(pixels, dtype=torch.float64)
     overlap = torch.minimum(edges[1:, None], left + 1.0) - torch.maximum(edges[:-1, None], left)
@@ -559,7 +559,7 @@ def _areas(cells: int, pixels: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _interpolation(cells: int, pixels: int) -> Tensor:
-    """(pixels, cells): the DCT of the cells, evaluated at the centres of the pixels."""
+    """Returns (pixels, cells): the DCT of the cells, evaluated at the centres of the pixels."""
     return (
         dct.cosine_matrix(pixels)[:cells].T @ dct.cosine_matrix(cells) * math.sqrt(pixels / cells)
     )

@@ -36,7 +36,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Draws the clients' shares of each class from Dirichlet(α, …, α); small α is skewed.
+    """Draws the clients' fractions of each class from Dirichlet(α, …, α); small α is skewed.
 
     A client that would be left without records receives one from the largest shard.
     """
@@ -50,10 +50,10 @@ class Dirichlet:
         shards: list[list[int]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
             members = random.permutation(np.flatnonzero(labels == label))
-            shares = random.dirichlet(np.full(clients, self.alpha))
-            if not np.isclose(shares.sum(), 1.0):  # every gamma draw underflowed: α is tiny
-                shares = np.eye(clients)[random.integers(clients)]
-            ends = np.round(np.cumsum(shares) * len(members)).astype(int)
+            fractions = random.dirichlet(np.full(clients, self.alpha))
+            if not np.isclose(fractions.sum(), 1.0):  # every gamma draw underflowed: α is tiny
+                fractions = np.eye(clients)[random.integers(clients)]
+            ends = np.round(np.cumsum(fractions) * len(members)).astype(int)
             for shard, part in zip(shards, np.split(members, ends[:-1]), strict=True):
                 shard.extend(part.tolist())
         for shard in shards:
@@ -162,7 +162,7 @@ SCHEMES: Registry[type[PartitionSpec]] = Registry(
 
 
 def scheme_from_dict(options: Mapping[str, Any]) -> PartitionSpec:
-    """The scheme for {"name": "dirichlet", "alpha": 0.3} and the like."""
+    """Returns the scheme for {"name": "dirichlet", "alpha": 0.3} and the like."""
     scheme: PartitionSpec = SCHEMES.from_dict(options)
     return scheme
 

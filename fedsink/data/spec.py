@@ -19,7 +19,7 @@ MOST_CLASSES = 1 << 16
 
 
 def check_sizes(shape: Sequence[int], classes: int) -> None:
-    """Refuses sizes that a received file may name and no machine can hold; for whole numbers."""
+    """Refuses sizes (whole numbers) that a received file may name and no machine can hold."""
     if math.prod(shape) > MOST_VALUES or (len(shape) > 1 and max(shape) > LONGEST_SIDE):
         raise ConfigError(
             f"One record has at most {MOST_VALUES:,} values and sides of at most {LONGEST_SIDE}, "
@@ -66,12 +66,12 @@ class DataSpec:
 
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
-        """The description in a `data` table, without what earlier versions wrote there."""
-        stated = {k: v for k, v in values.items() if k not in ("corrupt", "relabel")}
+        """Returns the description in a `data` table, without what earlier versions wrote there."""
+        options = {k: v for k, v in values.items() if k not in ("corrupt", "relabel")}
         relabel = values.get("relabel")
         if isinstance(relabel, Mapping) and "classes" in relabel:
-            stated["classes"] = relabel["classes"]  # of the source that drew these records
-        return strictly(cls, stated, "data")
+            options["classes"] = relabel["classes"]  # of the source that drew these records
+        return strictly(cls, options, "data")
 
     def __post_init__(self) -> None:
         if not _is_list(self.shape, int) or len(self.shape) not in (1, 3) or min(self.shape) < 1:

@@ -167,7 +167,7 @@ def _weighted_basis(view: DctView, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _frequency_weights(view: DctView) -> Tensor | None:
-    """The factor of each coefficient of a channel, (K,) float64, None for ones."""
+    """Returns the factor of each coefficient of a channel, (K,) float64, None for ones."""
     if view.frequency_weight is None:
         return None
     radii = torch.tensor([math.hypot(i, j) for i, j in view.band], dtype=torch.float64)

@@ -80,15 +80,15 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
 def _check_owners(config: Config) -> None:
     """Refuses values that are the owners' to choose."""
     noise, data = config["noise"], config["data"]
-    chosen = {**config, "noise": noise["backend"]}
-    chosen["data.clients_file"] = data.get("clients_file")
+    values = {**config, "noise": noise["backend"]}
+    values["data.clients_file"] = data.get("clients_file")
     # In mode=ldp only the server solves transport problems, by the library that it likes.
     central = config["strategy"] if config["mode"] == "central" else {}
-    chosen["strategy.backend"] = central.get("backend", "native")
-    chosen["strategy.published"] = config["strategy"].get("published", False)
+    values["strategy.backend"] = central.get("backend", "native")
+    values["strategy.published"] = config["strategy"].get("published", False)
     for key, only, why in _OWNERS:
-        if chosen[key] != only:
-            raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")
+        if values[key] != only:
+            raise ConfigError(f"{COMMAND} takes no {key}={values[key]}: {why}.")
     if config["start"] is not None:
         _start_named(config["start"])
     if data["root"] is not None:
@@ -142,7 +142,7 @@ def deployed_settings(
     `values` are from `deployable`, or stored by an earlier process; `folder` is the run's on the
     server's disk, and `run` holds its name and server_seed.
     """
-    # Nothing adds nodes' replies up before the server has them: shares of noise need masks.
+    # Nothing adds nodes' replies up before the server has them: parts of the noise need masks.
     noise: dict[str, Any] = {**values["noise"], "dropouts": 0.0}
     noise["masked"] = noise["share"] == SECURE_AGGREGATION
     # A start lies at the server, which adds its place.
@@ -217,15 +217,15 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     source = None if config["start"] is None else _start_named(config["start"])
     settings = replace(settings, source=source)
     build_generator(settings)
-    stated = settings.strategy.stated("node") | {"run": run["name"]}
-    stated |= Configuration.read(config).of_paper(config)
+    privacy = settings.strategy.privacy_entries("node") | {"run": run["name"]}
+    privacy |= Configuration.read(config).of_paper(config)
     if source is not None:
-        stated |= statement_of(source)
+        privacy |= statement_of(source)
     try:
         folder.create()
         if source is not None:
             adopt(source, folder.path)
-        folder.write(folder.privacy, stated)
+        folder.write(folder.privacy, privacy)
         # Last, because this file makes the folder one that can be resumed.
         store_config(folder, {**config, "run": run})
     except BaseException:

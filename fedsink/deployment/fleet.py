@@ -135,14 +135,14 @@ class Fleet:
     def _beat(self) -> bool:
         """Sends one heartbeat, in the thread of heartbeats; False where it was not received."""
         try:
-            known = self._client.beat(HEARTBEAT)
+            registered = self._client.beat(HEARTBEAT)
         except httpx.TransportError:
             return False
         except httpx.HTTPStatusError as error:
             if error.response.status_code in _AWAY:
                 return False
-            known = False
-        if not known:
+            registered = False
+        if not registered:
             self._lost = f"The SuperLink at {self.address} no longer knows this node."
         return True
 

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedsink.errors import ClientError
 from fedsink.flower_internals import ForwardingGrid
-from fedsink.protocol.exchange import Asked, Exchange
+from fedsink.protocol.exchange import Exchange, MessageList
 from fedsink.protocol.signing import identity_query, stated_client
 from fedsink.strategies.round_strategy import check
 
@@ -91,7 +91,7 @@ class NodeGrid(ForwardingGrid):
     ) -> list[Message]:
         """Returns replies and errors, at most one for each message; see the class for the end."""
         asked = list(messages)
-        needed = messages.needed if isinstance(messages, Exchange | Asked) else None
+        needed = messages.needed if isinstance(messages, Exchange | MessageList) else None
         quorum = len(asked) if needed is None else needed
         if not asked:
             return []
@@ -124,11 +124,11 @@ class NodeGrid(ForwardingGrid):
     def _look(self, connected: set[int] | None = None) -> dict[int, int]:
         """Returns client → node of the connected clients, after asking new nodes who they are."""
         connected, now = connected or set(self._grid.get_node_ids()), time.monotonic()
-        known = {node for nodes in self._nodes_of.values() for node in nodes}
+        seen = {node for nodes in self._nodes_of.values() for node in nodes}
         # A node without a valid answer is asked again, but not in every round.
         again = self._patience.again
         lately = {node for node, when in self._identified.items() if now - when < again}
-        new = sorted(connected - known - lately)
+        new = sorted(connected - seen - lately)
         self._identified |= dict.fromkeys(new, now)
         for node, client in self._identify(new).items():
             nodes = self._nodes_of.setdefault(client, [])
@@ -174,7 +174,7 @@ class NodeGrid(ForwardingGrid):
             except ValueError as error:
                 self._foreign[node] = f"Node {node} takes no part: {error}"
                 continue
-            twin = next((other for other, said in client_of.items() if said == client), None)
+            twin = next((other for other, theirs in client_of.items() if theirs == client), None)
             if twin is not None and client not in self._nodes_of:
                 raise ClientError(
                     f"The nodes {twin} and {node} both are client {client}: give each another "
@@ -234,8 +234,8 @@ class Inquiry:
 
     def replies(self) -> list[Message]:
         """Returns one reply for each client that sent any, as if from the node asked first."""
-        said = {**self._gone, **self._done}
-        return [_from(said[place], self._asked[place]) for place in sorted(said)]
+        replies = {**self._gone, **self._done}
+        return [_from(replies[place], self._asked[place]) for place in sorted(replies)]
 
     def pull(self) -> None:
         """Takes the replies that have arrived."""

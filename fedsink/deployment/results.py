@@ -56,8 +56,8 @@ def is_public(name: str) -> bool:
 
 def failure_of(error: Exception) -> dict[str, Any]:
     """Returns `message` (one sentence) and `exit_code` of an error."""
-    known = isinstance(error, FedsinkError)
-    message = str(error) if known else f"{type(error).__name__}: {error or 'no message'}."
+    ours = isinstance(error, FedsinkError)
+    message = str(error) if ours else f"{type(error).__name__}: {error or 'no message'}."
     # Libraries speak over several lines.
     return {"message": " ".join(message.split()), "exit_code": getattr(error, "exit_code", 1)}
 

@@ -19,11 +19,11 @@ from fedsink.flower_internals import ForwardingGrid, complete_replies
 from fedsink.protocol.signing import (
     IDENTITY,
     MOST_RECEIPTS,
-    Given,
+    NodeReceipt,
     ask_statement,
-    given_by,
     given_statement,
     identity_query,
+    node_receipt,
     show_receipts,
     sign,
 )
@@ -35,7 +35,7 @@ _LAST_SECONDS = 20.0  # for the nodes' last receipts
 _MOST = 4  # ids of one name, and names of one id: nodes without a key get an id at every start
 
 
-_Kept = dict[str, dict[str, str]]
+_Receipts = dict[str, dict[str, str]]
 """Receipts by the name and the id of the node that gave them, both in the order of their coming."""
 
 
@@ -85,14 +85,15 @@ class SigningGrid(ForwardingGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sends messages, with receipts and signatures for their receivers."""
         messages = list(messages)
-        kept = self._receipts()
-        shown = [text for given in kept.values() for text in given.values()][-MOST_RECEIPTS:]
+        receipts = self._receipts()
+        texts = [text for of_name in receipts.values() for text in of_name.values()]
+        shown = texts[-MOST_RECEIPTS:]
         for message in messages:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
             content = RecordDict(dict(message.content))  # other messages stay as they are
             if kind == IDENTITY:
                 show_receipts(content, shown)
-            elif self._key is not None and self._holds(node, kept):
+            elif self._key is not None and self._holds(node, receipts):
                 sign(content, kind, self._names[node], self._key)
             message.content = content
         return self._grid.push_messages(messages)
@@ -101,39 +102,39 @@ class SigningGrid(ForwardingGrid):
         """Returns replies that have arrived, and keeps the receipts in them."""
         replies = list(self._pull(message_ids))
         answered = [reply for reply in replies if not reply.has_error()]
-        new = [(r, given) for r in answered if (given := given_by(r.content)) is not None]
+        new = [(r, receipt) for r in answered if (receipt := node_receipt(r.content)) is not None]
         if not new:
             return replies
-        kept = self._receipts()
-        for reply, given in new:
+        receipts = self._receipts()
+        for reply, receipt in new:
             node = reply.metadata.src_node_id
-            self._names[node] = given.name
-            _keep(kept, given, str(node))
+            self._names[node] = receipt.name
+            _keep(receipts, receipt, str(node))
             signed = given_statement(reply.content)
-            if not self._holds(node, kept):
+            if not self._holds(node, receipts):
                 log.warning("node %s gives the name of another node, which is connected", node)
             elif signed is not None:
                 self._statements[node] = signed
-        write_atomic(self._path, json.dumps(kept, indent=0).encode())
+        write_atomic(self._path, json.dumps(receipts, indent=0).encode())
         return replies
 
-    def _holds(self, node: int, kept: _Kept) -> bool:
+    def _holds(self, node: int, receipts: _Receipts) -> bool:
         """Tells whether the name that a node gave is its own, and no other connected node's."""
-        given = kept.get(self._names.get(node, ""), {})
-        if set(given) == {str(node)}:
+        of_name = receipts.get(self._names.get(node, ""), {})
+        if set(of_name) == {str(node)}:
             return True
         connected = {str(other) for other in self._grid.get_node_ids()}
-        return next((other for other in given if other in connected), "") == str(node)
+        return next((other for other in of_name if other in connected), "") == str(node)
 
-    def _receipts(self) -> _Kept:
+    def _receipts(self) -> _Receipts:
         """Returns the receipts by name and by node, the first that gave the name in front."""
         try:
-            kept = read_json(self._path.read_bytes())
+            receipts = read_json(self._path.read_bytes())
             return {
-                str(name): {str(node): str(text) for node, text in given.items()}
-                if isinstance(given, dict)
-                else {"": str(given)}  # of a version that knew names alone
-                for name, given in kept.items()
+                str(name): {str(node): str(text) for node, text in of_name.items()}
+                if isinstance(of_name, dict)
+                else {"": str(of_name)}  # of a version that knew names alone
+                for name, of_name in receipts.items()
             }
         except FileNotFoundError:
             return {}
@@ -142,13 +143,13 @@ class SigningGrid(ForwardingGrid):
             return {}
 
 
-def _keep(kept: _Kept, given: Given, node: str) -> None:
+def _keep(receipts: _Receipts, receipt: NodeReceipt, node: str) -> None:
     """Puts a node's receipt beside those of other nodes, and forgets those of a node too many."""
-    of_name = kept.setdefault(given.name, {})
-    of_name[node] = given.receipt
+    of_name = receipts.setdefault(receipt.name, {})
+    of_name[node] = receipt.receipt
     if len(of_name) > _MOST:  # the first one keeps its name
         del of_name[list(of_name)[1]]
-    for name in [name for name, nodes in kept.items() if node in nodes][:-_MOST]:
-        del kept[name][node]
-        if not kept[name]:
-            del kept[name]
+    for name in [name for name, nodes in receipts.items() if node in nodes][:-_MOST]:
+        del receipts[name][node]
+        if not receipts[name]:
+            del receipts[name]

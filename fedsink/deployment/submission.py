@@ -39,7 +39,7 @@ class Submission:
         self.superlink = superlink
         self.run_id: str | None = None
         self.results = Receiver()  # of the server's results, from the run's log
-        self._said: list[str] = []
+        self._log: list[str] = []
         self._process = subprocess.Popen(
             [_flwr(), "run", str(app), superlink, "-c", str(run_config), "--stream"],
             stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ class Submission:
             for line in self._process.stdout:
                 if self.results.take(line):
                     continue
-                self._said.append(line.rstrip())
+                self._log.append(line.rstrip())
                 if self.run_id is None and (match := _STARTED.search(line)):
                     self.run_id = match.group(1)
                     pending.start()
@@ -75,7 +75,7 @@ class Submission:
         finally:
             pending.cancel()
         if self.run_id is None:
-            lines = (_COLOUR.sub("", line).strip(" │╭╰─╮╯") for line in self._said)  # no frames
+            lines = (_COLOUR.sub("", line).strip(" │╭╰─╮╯") for line in self._log)  # no frames
             why = " ".join(filter(None, (line.removeprefix("Error ─") for line in lines)))
             raise ClientError(
                 f"flwr run could not submit {self.app} to superlink={self.superlink}: "
@@ -205,7 +205,7 @@ def new_folder(text: str) -> Path:
 
 
 def _flwr() -> str:
-    """Flower's command beside this Python, or the first on the PATH."""
+    """Returns Flower's command beside this Python, or the first on the PATH."""
     beside = Path(sys.executable).with_name("flwr")
     command = str(beside) if beside.is_file() else shutil.which("flwr")
     if command is None:

@@ -25,7 +25,7 @@ def sliced_w2(x: Tensor, y: Tensor, *, projections: int = 512, seed: int = 0) ->
         x: (N, ...); trailing dimensions are flattened to d.
         y: (M, ...), the same d.
         projections: number of directions; the relative error falls as its inverse square root.
-        seed: of the directions and of the cut.
+        seed: the seed of the directions and of the cut.
 
     Raises:
         ValueError: empty or non-finite samples, different d, projections below 1.

@@ -41,10 +41,10 @@ def accuracies(
         data: images (N, C, H, W) in [0, 1] and labels (N,), N >= 10.
         test: real images (M, C, H, W) and labels (M,).
         classes: number of classes.
-        seed: of everything that is drawn; the same seed gives the same figures on one machine with
-            one number of threads.
-        origin: of `data`. "real training" gives the column beside a result; it is not private and
-            belongs to benchmarks on public data.
+        seed: the seed of everything that is drawn; the same seed gives the same figures on one
+            machine with one number of threads.
+        origin: the origin of `data`. "real training" gives the column beside a result; it is not
+            private and belongs to benchmarks on public data.
         size: train on this many images drawn without replacement, to compare like with like;
             None, or a size of at least N, uses all.
         threads: processor threads to use; None for the libraries' choice.

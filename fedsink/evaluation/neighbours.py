@@ -23,7 +23,7 @@ def memorisation(images: Tensor, train: Tensor, held_out: Tensor, *, seed: int) 
         `excess = (s − N/T) / (M/T)`
 
     is 0 in expectation without memorisation, 1 when every nearest image is a training image, and
-    below 0 for a generator that saw the held-out set; if it copies a share a of its images and
+    below 0 for a generator that saw the held-out set; if it copies a fraction a of its images and
     invents the rest, the excess is a. Exchanging training and held-out images at random gives s the
     variance `NM / (T(T−1)) · Σ_j (c_j − G/T)² / G²` (drawing without replacement), and
 

@@ -121,8 +121,8 @@ class SeededDropout(nn.Module):
         """Returns x with elements dropped and the rest rescaled, or x itself in evaluation."""
         if not self.training:
             return x
-        kept = torch.rand(x.shape, generator=self.generator) >= self.probability
-        return x * kept / (1 - self.probability)
+        mask = torch.rand(x.shape, generator=self.generator) >= self.probability
+        return x * mask / (1 - self.probability)
 
 
 def convolutions(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
@@ -193,17 +193,17 @@ def fit(
         generator: draws the batches.
         seed: draws the hold-out, so that networks of one seed hold out the same images.
         epochs: the most epochs to train.
-        name: of the network in the lines of `report`.
+        name: the name of the network in the lines of `report`.
         report: receives a line after each epoch.
     """
     order = shuffled(len(images), seed)
     size = max(1, round(HOLD_OUT * len(images)))
-    held_out, kept = order[:size], order[size:]
+    held_out, training = order[:size], order[size:]
     optimiser = torch.optim.Adam(network.parameters())
     best, best_epoch, best_state = math.inf, 0, copy.deepcopy(network.state_dict())
     started = time.monotonic()
     for epoch in range(1, epochs + 1):
-        shown = kept[torch.randperm(len(kept), generator=generator)]
+        shown = training[torch.randperm(len(training), generator=generator)]
         train_epoch(network, optimiser, images, labels, shown)
         judged = logits(network, images[held_out])
         loss = float(functional.cross_entropy(judged, labels[held_out]))

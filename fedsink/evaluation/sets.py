@@ -40,7 +40,7 @@ class ClassifierTrainer(Protocol):
             images: training images (N, C, H, W) in [0, 1].
             labels: their labels (N,); a class that does not occur is never predicted.
             classes: number of classes.
-            seed: of everything that is drawn: hold-out, weights, batches, dropout.
+            seed: the seed of everything that is drawn: hold-out, weights, batches, dropout.
             report: receives a line after each epoch, or one in all.
         """
         ...

@@ -40,7 +40,7 @@ Draw = Callable[[int, int], Labelled]
 """A size and a seed to that many synthetic images with labels."""
 
 
-class Chosen(NamedTuple):
+class ClassifierChoice(NamedTuple):
     """The classifiers of a set for some images.
 
     Attributes:
@@ -62,13 +62,13 @@ class ClassifierSet:
         choose: the real training images, a seed and ε to the classifiers.
         remark: about their options, below a table.
         suites: those that they belong to, the default one first; empty: any, suite=fast first.
-        seconds: of one core for a picture of 28×28 that all of them are fitted to; 0: no hours.
+        seconds: time of one core for a picture of 28×28 that all are fitted to; 0: no hours.
         by_gpu: True where a GPU takes no hours.
         runs, reference: defaults of the keys of these names.
         of_run: True where ε is the run's; else it is infinite.
     """
 
-    choose: Callable[[TrainingSet, int, float], Chosen]
+    choose: Callable[[TrainingSet, int, float], ClassifierChoice]
     remark: str
     suites: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -113,9 +113,9 @@ class Options:
         n: synthetic images per run.
         runs: number of runs, run r with seed + r; None: the default of the classifiers. "fast" has
             one.
-        seed: of the first run.
+        seed: the seed of the first run.
         classifiers: "ours", or a set of an installed package.
-        epsilon: of the noise of a set that chooses on real images.
+        epsilon: ε of the noise of a set that chooses on real images.
         reference: also measure the ceiling and the floor, at about twice the time; None: the
             default of the classifiers.
         conditional: False if labels mean nothing; then no classifier is trained.
@@ -156,7 +156,7 @@ def evaluate(suite: str, draw: Draw, train: Labelled, test: Labelled, options: O
         draw: n and a seed to n synthetic images (n, C, H, W) in [0, 1] and labels (n,).
         train: real training images and labels, for the ceiling, the floor and memorisation.
         test: real test images and labels.
-        options: of the evaluation.
+        options: the options of the evaluation.
 
     Returns:
         An `Evaluation`, with the attributes that the suite gives it.
@@ -167,11 +167,11 @@ def evaluate(suite: str, draw: Draw, train: Labelled, test: Labelled, options: O
         ModelError: synthetic images that are not finite, or a file of other weights.
         ValueError: runs or threads below 1.
     """
-    chosen = check_suite(suite, options.classifiers)
+    classifiers = check_suite(suite, options.classifiers)
     filled = replace(
         options,
-        runs=chosen.runs if options.runs is None else options.runs,
-        reference=chosen.reference if options.reference is None else options.reference,
+        runs=classifiers.runs if options.runs is None else options.runs,
+        reference=classifiers.reference if options.reference is None else options.reference,
     )
     return SUITES.find(suite)(draw, train, test, filled)
 
@@ -179,13 +179,12 @@ def evaluate(suite: str, draw: Draw, train: Labelled, test: Labelled, options: O
 def check_suite(suite: str, classifiers: str) -> ClassifierSet:
     """Returns the set of classifiers; raises ConfigError where it does not belong to the suite."""
     SUITES.find(suite)
-    chosen = CLASSIFIERS.find(classifiers)
-    if chosen.suites and suite not in chosen.suites:
+    found = CLASSIFIERS.find(classifiers)
+    if found.suites and suite not in found.suites:
         raise ConfigError(
-            f"classifiers={classifiers} belongs to suite={chosen.suites[0]}; received "
-            f"suite={suite}."
+            f"classifiers={classifiers} belongs to suite={found.suites[0]}; received suite={suite}."
         )
-    return chosen
+    return found
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ class FastFigures:
 
 
 def fast(draw: Draw, train: Labelled, test: Labelled, options: Options) -> FastFigures:
-    """`suite=fast`: one run, in seconds to a minute."""
+    """Measures `suite=fast`: one run, in seconds to a minute."""
     n, seed, classes = options.n, options.seed, options.classes
     figures: dict[str, Any] = {"n": n, "seed": seed}
     network = None if options.inception is None else load_inception(options.inception)
@@ -250,8 +249,8 @@ def fast(draw: Draw, train: Labelled, test: Labelled, options: Options) -> FastF
     trainers: Mapping[str, ClassifierTrainer] = FAST
     if options.reference or options.classifiers != "ours":
         real = TrainingSet.of(train, classes=classes, origin="real training")
-        chosen = CLASSIFIERS.find(options.classifiers)
-        trainers = chosen.choose(real, seed, options.epsilon).trainers
+        classifiers = CLASSIFIERS.find(options.classifiers)
+        trainers = classifiers.choose(real, seed, options.epsilon).trainers
     if options.reference:
         floor = class_mean_set(real, FLOOR_IMAGES)
         columns["real_accuracy"] = (train, real.origin)
@@ -293,7 +292,11 @@ def nearest_mean_accuracy(train: Labelled, test: Labelled) -> float:
 
 CLASSIFIERS: Registry[ClassifierSet] = Registry(
     "classifiers",
-    {"ours": ClassifierSet(lambda real, seed, epsilon: Chosen(FAST, {}, real), "our options")},
+    {
+        "ours": ClassifierSet(
+            lambda real, seed, epsilon: ClassifierChoice(FAST, {}, real), "our options"
+        )
+    },
     group="fedsink.classifiers",
 )
 """Sets of classifiers by name."""

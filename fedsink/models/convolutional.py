@@ -291,11 +291,11 @@ class _Block(nn.Module):
         )
 
     def forward(self, maps: Tensor) -> Tensor:
-        kept = interpolate(maps, scale_factor=2.0) if self.grows else maps
-        change = kept
+        shortcut = interpolate(maps, scale_factor=2.0) if self.grows else maps
+        change = shortcut
         for convolve in self.convolutions:
             change = convolve(relu(change))
-        return kept + change
+        return shortcut + change
 
 
 def _biggan_sizes(options: Options) -> list[int]:

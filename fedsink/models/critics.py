@@ -301,8 +301,8 @@ class CriticTraining:
     """Steps, batches and loss of the M critics of a client.
 
     Before a critic's first round its `LocalGenerator` takes `warm_generator` steps, each after
-    `steps` of the critic against it; 0: there is none. The mismatch w is the share of records under
-    another label among the points that count as generated; 0 where there is only one class.
+    `steps` of the critic against it; 0: there is none. The mismatch w is the fraction of records
+    under another label among the points that count as generated; 0 where there is only one class.
     """
 
     critics: int  # M, among which a client deals its records
@@ -311,7 +311,7 @@ class CriticTraining:
     batch: int = 4  # b, records of a critic in a step, drawn with replacement
     history: int = 4  # messages whose generated rows a client keeps to train against
     lr: float = 2e-3  # of Adam
-    late: float = 0.3  # share of the rounds that is left when the learning rate is halved
+    late: float = 0.3  # fraction of the rounds that is left when the learning rate is halved
     penalty: float = 10.0  # weight of the gradient penalty
     drift: float = 1e-3  # weight of the drift term
     mismatch: float = 0.0
@@ -353,7 +353,7 @@ def wgan_gp_losses(
     weights: Tensor,
     fakes: Tensor,
     records: Tensor,
-    shares: Tensor,
+    mixing: Tensor,
     labels: Tensor,
     *,
     penalty: float,
@@ -369,7 +369,7 @@ def wgan_gp_losses(
     (1 − w)·mean D(x', l) + w·mean D(x, l̃): a record under another label l̃ counts as generated
     (matching-aware critics: Reed et al. 2016, algorithm 1).
 
-    `fakes` are x' and `records` x, (M, B, D), `shares` u in [0, 1], `labels` l and `others` l̃,
+    `fakes` are x' and `records` x, (M, B, D), `mixing` u in [0, 1], `labels` l and `others` l̃,
     (M, B); without `others` w counts as 0.
     """
     pairs = fakes.shape[1]
@@ -377,6 +377,6 @@ def wgan_gp_losses(
     fake, real = scores.split(pairs, dim=1)
     if others is not None:
         fake = torch.lerp(fake, critic.scores(weights, records, others), mismatch)
-    between = torch.lerp(records, fakes, shares.unsqueeze(-1).to(fakes))
+    between = torch.lerp(records, fakes, mixing.unsqueeze(-1).to(fakes))
     slopes = torch.linalg.vector_norm(critic.gradients(weights, between, labels), dim=-1)
     return (fake - real + penalty * (slopes - 1.0).square() + drift * real.square()).mean(1)

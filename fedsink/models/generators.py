@@ -212,13 +212,13 @@ def sample(
         return torch.cat(rows).cpu() if rows else empty
     quota = _quota(generator.classes, batch_size, mix)
     images = torch.empty(n, *generator.shape, dtype=torch.float32)
-    for chosen in _batches(labels, quota):
-        present = torch.bincount(labels[chosen].cpu(), minlength=len(quota))
+    for part in _batches(labels, quota):
+        present = torch.bincount(labels[part].cpu(), minlength=len(quota))
         missing = (quota - present).clamp_min(0)
         extra = torch.repeat_interleave(torch.arange(len(quota)), missing).to(z.device)
-        z_batch = torch.cat([z[chosen], latent_range * generator.latent(len(extra), stream)])
-        made = generator(z_batch, torch.cat([labels[chosen], extra]))
-        images[chosen.cpu()] = made[: len(chosen)].cpu()
+        z_batch = torch.cat([z[part], latent_range * generator.latent(len(extra), stream)])
+        made = generator(z_batch, torch.cat([labels[part], extra]))
+        images[part.cpu()] = made[: len(part)].cpu()
     return images
 
 
@@ -231,10 +231,10 @@ def _quota(classes: int, batch_size: int, mix: Tensor | None) -> Tensor:
         raise ModelError(
             f"mix must hold {classes} non-negative class proportions, got {weights.tolist()}."
         )
-    shares = weights / total * batch_size
-    quota = shares.floor()
+    exact = weights / total * batch_size
+    quota = exact.floor()
     rest = batch_size - int(quota.sum())
-    quota[(shares - quota).argsort(descending=True, stable=True)[:rest]] += 1
+    quota[(exact - quota).argsort(descending=True, stable=True)[:rest]] += 1
     return quota.to(torch.int64)
 
 

@@ -89,8 +89,8 @@ def line_chart(
     if not lines:
         raise ValueError("A chart needs at least one line; received none.")
     shown = [line.thinned() for line in lines]
-    known = [y for line in shown for y in line.y if y is not None]
-    log = log and bool(known) and 0 < _DECADES * min(known) < max(known)
+    values = [y for line in shown for y in line.y if y is not None]
+    log = log and bool(values) and 0 < _DECADES * min(values) < max(values)
     return Chart(data_uri(_svg(shown, across, up, log), "image/svg+xml"), alt, caption)
 
 
@@ -149,5 +149,5 @@ def _svg(lines: Sequence[Line], across: str, up: str, log: bool) -> bytes:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

@@ -67,7 +67,7 @@ def run_settings(config: Config) -> dict[str, Any]:
     its engine is left out.
 
     Args:
-        config: of a run, all interpolations resolved.
+        config: the configuration of a run, all interpolations resolved.
     """
     recipe = config.get("recipe") or {}
     eps, sigma, rounds = (config.get(key) for key in ("eps", "sigma", "rounds"))
@@ -75,10 +75,10 @@ def run_settings(config: Config) -> dict[str, Any]:
         eps = recipe.get("eps")
     if rounds is None and (eps is None or sigma is None or config.get("mode") == "ldp"):
         rounds = recipe.get("rounds")
-    stated = {key: value for key, value in config.items() if key not in _OF_ONE_RUN}
-    stated |= {"eps": eps, "rounds": rounds}
+    settings = {key: value for key, value in config.items() if key not in _OF_ONE_RUN}
+    settings |= {"eps": eps, "rounds": rounds}
     left_out = (*PLACES, "engine.chosen")
-    return {key: value for key, value in leaves(stated) if key not in left_out}
+    return {key: value for key, value in leaves(settings) if key not in left_out}
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,7 +102,7 @@ class Group:
     Attributes:
         title: distinguishes the group from others.
         runs: by label.
-        settings: of all the runs, as `run_settings`.
+        settings: the settings of all the runs, as `run_settings`.
     """
 
     title: str
@@ -125,9 +125,9 @@ class Group:
     @property
     def epsilon(self) -> str:
         """ε in words."""
-        known = MISSING if not self.privacy else "no promise"
+        otherwise = MISSING if not self.privacy else "no promise"
         epsilon = self.privacy.get("epsilon")
-        return known if epsilon is None else number(epsilon)
+        return otherwise if epsilon is None else number(epsilon)
 
     @property
     def seeds(self) -> str:
@@ -230,43 +230,43 @@ class Comparison:
 
     def warnings(self) -> list[str]:
         """Returns the limits of this comparison, in sentences."""
-        said = []
+        sentences = []
         if different := [
             key
             for key in differing([group.settings for group in self.groups])
             if key.startswith("data.") and key != "data.download"
         ]:
             names = dict.fromkeys(group.value("data.name") for group in self.groups)
-            said.append(
+            sentences.append(
                 f"These runs are of different data ({', '.join(names)}; {', '.join(different)} "
                 "differ): their accuracies and pictures say nothing about each other."
             )
         if len({(run.config.get("data") or {}).get("root") for run in self.runs.values()}) > 1:
-            said.append(
+            sentences.append(
                 "The runs read their data from different folders: whether these hold the same "
                 "records is not recorded."
             )
         for group in self.groups:
             seeds = [run.config.get("seed") for run in group.runs.values()]
             if again := [s for s in seeds if s is not None and seeds.count(s) > 1]:
-                said.append(
+                sentences.append(
                     f"{group.title} has several runs of seed {again[0]}: they are repetitions, and "
                     "no independent evidence."
                 )
         if unfinished := [label for label, run in self.runs.items() if not run.finished]:
-            said.append(f"Not finished: {', '.join(unfinished)}. Their figures will change.")
+            sentences.append(f"Not finished: {', '.join(unfinished)}. Their figures will change.")
         if len(promises := self.by_promise()) > 1:
             kinds = "; ".join(
                 f"({place}) {groups[0].promise}: {', '.join(group.title for group in groups)}"
                 for place, groups in enumerate(promises, 1)
             )
-            said.append(
+            sentences.append(
                 f"These ε are {len(promises)} different promises: {kinds}. An ε bounds what one "
                 "change of the data can tell, and these are about different changes, or hold up to "
                 "different δ: a smaller number of one is not a stronger promise than a larger one "
                 "of another, and no axis has both."
             )
-        return said
+        return sentences
 
     def write(self, path: Path) -> None:
         """Writes the page, which replaces an earlier one.
@@ -337,9 +337,9 @@ class Comparison:
         columns = ["method", "runs", "ε", "δ", "promise"]
         rows = []
         for group in self.groups:
-            stated = group.privacy
-            promise = f"{stated.get('model', MISSING)}, per {stated.get('unit', MISSING)}"
-            delta = number(stated.get("delta"))
+            privacy = group.privacy
+            promise = f"{privacy.get('model', MISSING)}, per {privacy.get('unit', MISSING)}"
+            delta = number(privacy.get("delta"))
             rows.append([group.title, group.seeds, group.epsilon, delta, promise])
         for name in self._evaluations()[:1]:
             columns += self._filled(name)
@@ -465,7 +465,7 @@ def _by_equal(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
     """Groups items by equal keys, which need not be hashable, in the order of the first ones."""
     found: list[tuple[Any, list[T]]] = []
     for item in items:
-        members = next((members for known, members in found if known == key(item)), None)
+        members = next((members for group_key, members in found if group_key == key(item)), None)
         if members is None:
             found.append((key(item), [item]))
         else:

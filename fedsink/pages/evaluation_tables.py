@@ -107,9 +107,9 @@ def _spread(values: Mapping[str, Any] | None, *, percent: bool = False) -> str:
 
 def _without_gaps(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> PageTable:
     """Makes a table without the columns in which nothing was measured."""
-    kept = [k for k in range(len(columns)) if k == 0 or any(row[k] != MISSING for row in rows)]
-    cells = [[row[k] for k in kept] for row in rows]
-    return PageTable([columns[k] for k in kept], cells, numeric=frozenset(range(1, len(kept))))
+    full = [k for k in range(len(columns)) if k == 0 or any(row[k] != MISSING for row in rows)]
+    cells = [[row[k] for k in full] for row in rows]
+    return PageTable([columns[k] for k in full], cells, numeric=frozenset(range(1, len(full))))
 
 
 def _percent(value: float | None) -> str:

@@ -75,7 +75,7 @@ def render(template: str, **values: object) -> bytes:
 
     Args:
         template: name of the file.
-        values: for the template, strings and objects of strings.
+        values: what the template reads, strings and objects of strings.
     """
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -121,29 +121,29 @@ def size(count: float) -> str:
 
 
 def spread(files: Mapping[int, Path], at_most: int) -> dict[int, Path]:
-    """Picks the first and the last of some files, and others evenly between them, by key."""
+    """Picks the files of the first and the last key, and of others evenly between them."""
     keys = sorted(files)
     if len(keys) > at_most:
         steps = max(1, at_most - 1)
-        chosen = {(len(keys) - 1) * (steps - place) // steps for place in range(at_most)}
-        keys = [keys[place] for place in sorted(chosen)]
+        places_of_keys = {(len(keys) - 1) * (steps - place) // steps for place in range(at_most)}
+        keys = [keys[place] for place in sorted(places_of_keys)]
     return {key: files[key] for key in keys}
 
 
 def pictures(
     described: Sequence[tuple[Path, str, str]], most_bytes: int = MOST_BYTES
 ) -> list[Picture]:
-    """Makes pictures of PNG files, each scaled down until it takes at most its share of bytes.
+    """Makes pictures of PNG files, each scaled down until it takes at most its part of the bytes.
 
     Args:
         described: files, each with its alternative text and its caption.
-        most_bytes: of all pictures together.
+        most_bytes: the most bytes of all pictures together.
 
     Raises:
         CheckpointError: a file is not a PNG.
     """
-    share = most_bytes // max(1, len(described))
-    return [_picture(path, alt, caption, share) for path, alt, caption in described]
+    each = most_bytes // max(1, len(described))
+    return [_picture(path, alt, caption, each) for path, alt, caption in described]
 
 
 def _picture(path: Path, alt: str, caption: str, most_bytes: int) -> Picture:

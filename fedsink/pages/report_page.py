@@ -122,7 +122,7 @@ def _try(path: Path, wanted: Callable[[], bool]) -> None:
 
 def report_page(run: RecordedRun) -> bytes:
     """Renders the page of a run."""
-    config, stated = run.config, run.privacy or {}
+    config, privacy = run.config, run.privacy or {}
     data, method = DataSpec.from_config(config["data"]), config["strategy"]["name"]
     done = int(run.rounds[-1]["round"]) if run.rounds else 0
     return render(
@@ -137,15 +137,15 @@ def report_page(run: RecordedRun) -> bytes:
         failed=run.failure is not None,
         ended=_ended(run, done),
         deployed=config["engine"].get("name") == "deploy",
-        stated=stated,
-        promise=_promise(stated),
-        cautions=cautions(stated, config),
-        adjacency=_adjacency(stated),
-        epsilon=stated.get("epsilon"),
-        shares=_shares(stated),
-        schedule=_SCHEDULES.get(str(stated.get("schedule")), ""),
+        privacy=privacy,
+        promise=_promise(privacy),
+        cautions=cautions(privacy, config),
+        adjacency=_adjacency(privacy),
+        epsilon=privacy.get("epsilon"),
+        shares=_shares(privacy),
+        schedule=_SCHEDULES.get(str(privacy.get("schedule")), ""),
         uploads=None if data.name == ARRAYS else Uploads.of(run),
-        missed=(stated.get("participation") or {}).get("missed", []),
+        missed=(privacy.get("participation") or {}).get("missed", []),
         curves=_curves(run),
         grids=_grids(run, data),
         points=len(data.shape) == 1,
@@ -174,48 +174,48 @@ def _ended(run: RecordedRun, done: int) -> str:
     return f"{number(done)} of {number(rounds)} {word}{took}"
 
 
-def _promise(stated: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _promise(privacy: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Returns the numbers of the guarantee: name, value, remark."""
-    if not stated:
+    if not privacy:
         return []
-    epsilon = stated.get("epsilon")
+    epsilon = privacy.get("epsilon")
     entries = [
         ("ε, of the whole run", "∞" if epsilon is None else number(epsilon), "smaller is safer"),
-        ("δ", number(stated.get("delta")), "chance that ε does not hold"),
-        ("protected unit", str(stated.get("unit") or "none"), "what one neighbour differs in"),
+        ("δ", number(privacy.get("delta")), "chance that ε does not hold"),
+        ("protected unit", str(privacy.get("unit") or "none"), "what one neighbour differs in"),
     ]
 
     def add(name: str, key: str, remark: str) -> None:
-        entries.append((name, number(stated.get(key)), remark))
+        entries.append((name, number(privacy.get(key)), remark))
 
-    if stated.get("model") == "central" and epsilon is not None:
-        if stated.get("capacity") is None:
+    if privacy.get("model") == "central" and epsilon is not None:
+        if privacy.get("capacity") is None:
             remark = "against who learns what was sampled"
             add("ε without amplification", "epsilon_unamplified", remark)
         else:
-            remark = f"in δ; at most {number(stated['capacity'])} records a batch"
+            remark = f"in δ; at most {number(privacy['capacity'])} records a batch"
             add("a fuller sample costs", "delta_overflow", remark)
-    if "epsilon_image" in stated:
+    if "epsilon_image" in privacy:
         add("ε of the picture", "epsilon_image", "")
         add("ε of the label", "epsilon_label", "summed with it")
-    if "epsilon_without_aggregator" in stated:
+    if "epsilon_without_aggregator" in privacy:
         add("ε of one reply", "epsilon_without_aggregator", "without secure aggregation")
-    if "epsilon_published" in stated:
-        add("ε as published", "epsilon_published", str(stated["epsilon_published_meaning"]))
-    if isinstance(shuffled := stated.get("shuffling"), dict):
+    if "epsilon_published" in privacy:
+        add("ε as published", "epsilon_published", str(privacy["epsilon_published_meaning"]))
+    if isinstance(shuffled := privacy.get("shuffling"), dict):
         remark = f"beside the local ε, at another δ: {number(shuffled.get('delta'))}"
         entries.append(("ε behind a shuffler", number(shuffled.get("epsilon")), remark))
     return entries
 
 
-def _adjacency(stated: dict[str, Any]) -> str:
+def _adjacency(privacy: dict[str, Any]) -> str:
     """Says which data sets ε compares."""
-    if stated.get("model") == "ldp":
+    if privacy.get("model") == "ldp":
         return (
             "replace-one: ε compares any two values that a record may have had, for each record "
             "by itself"
         )
-    return str(stated.get("adjacency") or "")
+    return str(privacy.get("adjacency") or "")
 
 
 def _words(text: object) -> str:
@@ -226,9 +226,9 @@ def _words(text: object) -> str:
     return told
 
 
-def _shares(stated: dict[str, Any]) -> PageTable | None:
+def _shares(privacy: dict[str, Any]) -> PageTable | None:
     """Returns the table of σ and ε that are left where some clients tell their noise."""
-    shared = stated.get("noise_share")
+    shared = privacy.get("noise_share")
     if not shared:
         return None
     rows = [
@@ -243,7 +243,7 @@ _CURVES = (
     ("epsilon", "ε spent so far", "ε",
      "While rounds are left this is an upper bound; the promise is the whole run's ε."),
     ("loss", "Loss", "loss",
-     "A surrogate, computed from what was released: watching it costs no privacy."),
+     "Of DP-Sinkhorn and GS-WGAN the norm of the released gradient. It costs no privacy."),
     ("signal_to_noise", "Signal to noise", "signal / noise",
      "The size of what was learned in a round against the noise in it, from only the release."),
 )  # fmt: skip
@@ -284,9 +284,9 @@ def _grids(run: RecordedRun, data: DataSpec) -> list[Picture]:
         what = f"ten generated pictures of each class: {', '.join(data.classes)}"
     else:
         what = "ten generated pictures"
-    chosen = spread(run.pictures, _PICTURES)
+    by_round = spread(run.pictures, _PICTURES)
     described = []
-    for round, path in chosen.items():
+    for round, path in by_round.items():
         when = f"Round {number(round)}" if round else "Before the first round"
         described.append((path, f"{when}: {what}.", when))
     return pictures(described)

@@ -50,9 +50,9 @@ class Uploads:
 
 
 def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, rounds: int) -> Uploads:
-    stated = run.privacy or {}
-    spent = {int(entry["client"]): _epsilon(entry) for entry in stated.get("clients", [])}
-    missed, together = _missed(stated), settings.uses_per_message
+    privacy = run.privacy or {}
+    spent = {int(entry["client"]): _epsilon(entry) for entry in privacy.get("clients", [])}
+    missed, together = _missed(privacy), settings.uses_per_message
     sizes = cache(lambda count: _size(settings, count, weights))
 
     def row(client: int) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
     many = "" if together == 1 else f", each for {together} rounds"
     return Uploads(
         settings.leaves,
-        f"{_rhythm(stated)}{many}",
+        f"{_rhythm(privacy)}{many}",
         PageTable(
             columns,
             _grouped([row(k) for k in range(settings.clients)]),
@@ -81,7 +81,7 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
 
 
 def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads:
-    stated = run.privacy or {}
+    privacy = run.privacy or {}
     # The difference leaves out what a reply takes besides its records.
     of_one, of_two = (_size(settings, count, weights) for count in (1, 2))
     per_record = MISSING if of_one is None or of_two is None else size(of_two - of_one)
@@ -89,7 +89,7 @@ def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads
     row = (
         "once" if sent else "not yet",
         per_record,
-        _epsilon(stated) if stated else MISSING,
+        _epsilon(privacy) if privacy else MISSING,
     )
     columns = ["client", "when", "bytes per record", "ε"]
     rows = _grouped([row] * settings.clients)
@@ -107,15 +107,15 @@ def _grouped(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return told
 
 
-def _rhythm(stated: Mapping[str, Any]) -> str:
+def _rhythm(privacy: Mapping[str, Any]) -> str:
     return {
         "turn": "in turn: every client after the same number of rounds",
         "pick": "in the rounds in which a public draw picks it",
-    }.get(str(stated.get("schedule")), "in every round")
+    }.get(str(privacy.get("schedule")), "in every round")
 
 
-def _missed(stated: Mapping[str, Any]) -> dict[int, int]:
-    entries = (stated.get("participation") or {}).get("missed", [])
+def _missed(privacy: Mapping[str, Any]) -> dict[int, int]:
+    entries = (privacy.get("participation") or {}).get("missed", [])
     return {int(entry["client"]): int(entry["messages"]) for entry in entries}
 
 

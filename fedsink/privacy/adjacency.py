@@ -23,7 +23,7 @@ ADJACENCIES = tuple(_WORDS)
 
 
 def check_adjacency(name: object) -> str:
-    """The name of an adjacency; raises PrivacyError for any other value."""
+    """Returns the name of an adjacency; raises PrivacyError for any other value."""
     if not isinstance(name, str) or name not in _WORDS:
         raise PrivacyError(
             f"adjacency {name!r} is unknown: choose one of {', '.join(ADJACENCIES)}."
@@ -32,10 +32,10 @@ def check_adjacency(name: object) -> str:
 
 
 def describe(name: str) -> str:
-    """The difference of two neighbouring data sets, in words."""
+    """Returns the difference of two neighbouring data sets, in words."""
     return _WORDS[check_adjacency(name)]
 
 
 def unit_of(name: str) -> str:
-    """The unit that is protected: ``"record"``, ``"user"`` or ``"client"``."""
+    """Returns the unit that is protected: ``"record"``, ``"user"`` or ``"client"``."""
     return name if check_adjacency(name) in (USER, CLIENT) else "record"

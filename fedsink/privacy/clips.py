@@ -77,30 +77,30 @@ class Clip(ABC):
 
     @abstractmethod
     def of_client(self, capacity: int | None) -> int:
-        """Factor f: all records of a client, B at most, move a release by f sensitivities."""
+        """Returns f: all records of a client, B at most, move a release by f sensitivities."""
 
     @abstractmethod
     def reach(self, records: int) -> float:
-        """Bound on the L2 norm of one client's total, of which at most `records` are part."""
+        """Returns a bound on the L2 norm of one client's total of at most `records`."""
 
     @abstractmethod
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
         """Refuses a plan that has no guarantee with this clip; raises PrivacyError."""
 
     def check_rate(self, rate: float) -> float:
-        """The rate as a float in (0, 1]; raises PrivacyError for one that the clip does not fit."""
+        """Returns the rate, in (0, 1]; raises PrivacyError for one that the clip does not fit."""
         return checks.probability("rate", rate)
 
     @classmethod
     def expect(cls, clip: Clip) -> Self:
-        """`clip`, which belongs to this family of clips; raises PrivacyError for any other."""
+        """Returns `clip` if it is of this family; raises PrivacyError for any other."""
         if not isinstance(clip, cls):
             raise PrivacyError(cls.needed.format(clip.name))
         return clip
 
     @classmethod
     def for_account(cls, options: Mapping[str, int]) -> Clip:
-        """The clip with a bound of 1, for no ε depends on the bound, and with `account_options`."""
+        """Returns the clip with these options and a bound of 1, on which no ε depends."""
         return cls(1.0)
 
     def asked_in_secret(self, rate: float) -> bool:
@@ -112,14 +112,14 @@ class Clip(ABC):
         return self.per_record and capacity is not None and adjacency != CLIENT
 
     def vouch(self, total: torch.Tensor) -> Clipped:
-        """The total as `Clipped`, for code whose own guarantee is this clip's sensitivity.
+        """Returns the total as `Clipped`, for code whose own guarantee is this clip's sensitivity.
 
         `fedsink.transport.clipped_sums` is such code; a total of anything else is not private.
         """
         return Clipped(self, total, made_by=_A_CLIP)
 
     def to_dict(self) -> dict[str, Any]:
-        """The clip as JSON-able values; `clip_from_dict` gives the same clip back."""
+        """Returns the clip as JSON-able values; `clip_from_dict` gives the same clip back."""
         return {"name": self.name, **asdict(self)}
 
 
@@ -222,7 +222,7 @@ def clip_to_norm(
     slack: float = _SLACK,
     cast: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """Each vector v scaled to norm ≤ Δ: v·min(1, Δ/‖v‖), exact over the whole range of floats.
+    """Returns v·min(1, Δ/‖v‖) for each vector v, exact over the whole range of floats.
 
     The largest entry is divided out first, so that no square overflows or vanishes. A result too
     small for a normal number of the type becomes zero: such numbers round by up to half of
@@ -285,7 +285,7 @@ class ClipOfRecords(Clip):
         return gradients
 
     def clip_each(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Each of K gradients clipped by itself to norm ≤ Δ, (K, ...), in the same type.
+        """Returns each of K gradients clipped by itself to norm ≤ Δ, (K, ...), in the same type.
 
         Computed in float64 and cast last.
 
@@ -347,20 +347,20 @@ class BatchClip(ClipOfRecords):
         return 2.0 * self.bound
 
     def of_client(self, capacity: int | None) -> int:
-        """1: any two clipped gradients are within 2Δ of one another."""
+        """Returns 1: any two clipped gradients are within 2Δ of one another."""
         return 1
 
     def reach(self, records: int) -> float:
-        """Δ, whatever the batch."""
+        """Returns Δ, whatever the batch."""
         return self.bound
 
     def clip(self, gradient: Gradients) -> Clipped:
-        """The whole gradient of a batch, clipped; the tensors of a mapping have one joint norm."""
+        """Returns the clipped gradient of a batch; the tensors of a mapping have a joint norm."""
         whole, parts = _flat(gradient, 0)
         return Clipped(self, self.apply(whole.to(torch.float64)), parts, made_by=_A_CLIP)
 
     def apply(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The clipped gradient, same shape and dtype; computed in float64 and cast last.
+        """Returns the clipped gradient, same shape and dtype; computed in float64 and cast last.
 
         Raises:
             PrivacyError: If the gradient is neither float32 nor float64.
@@ -389,7 +389,7 @@ class RecordClip(ClipOfRecords):
     replacement: ClassVar[str] = "opposite"
 
     def sum(self, gradients: Gradients) -> Clipped:
-        """Σ_j clip(g_j, Δ) over the records of a sample; there may be none of them.
+        """Returns Σ_j clip(g_j, Δ) over the records of a sample; there may be none of them.
 
         Clipped entries are rounded towards 0 to multiples of Δ·2⁻⁴⁰ and added as integers, so that
         a record changes the sum by its own contribution exactly, in whatever order.
@@ -421,7 +421,7 @@ class RecordClip(ClipOfRecords):
         return self.bound
 
     def of_client(self, capacity: int | None) -> int:
-        """B: the largest number of contributions of norm Δ that appear or vanish."""
+        """Returns B, the largest number of contributions of norm Δ that appear or vanish."""
         if capacity is None:
             raise PrivacyError(
                 "the client adjacency with the record clip needs a capacity: without one a "
@@ -430,7 +430,7 @@ class RecordClip(ClipOfRecords):
         return capacity
 
     def reach(self, records: int) -> float:
-        """Δ for each record."""
+        """Returns Δ for each record."""
         return self.bound * records
 
 
@@ -454,17 +454,17 @@ class ClipOfCritics(Clip):
 
     @abstractmethod
     def total(self, gradients: torch.Tensor) -> torch.Tensor:
-        """The sum of the clipped gradients of each of K clients, (K, M, n, D) → (K, n, D) float64.
+        """Returns Σ_m clip(g_m) for each of K clients, (K, M, n, D) → (K, n, D) float64.
 
         Raises PrivacyError unless they are float32 or float64, and for what `check_size` refuses.
         """
 
     def of_client(self, capacity: int | None) -> int:
-        """M: the gradients of all critics of a client change."""
+        """Returns M: the gradients of all critics of a client change."""
         return self.critics
 
     def reach(self, records: int) -> float:
-        """A bound on the norm of all clipped gradients of a client together: M·S/2."""
+        """Returns a bound on the norm of all clipped gradients of a client together: M·S/2."""
         return 0.5 * self.sensitivity * self.critics
 
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
@@ -534,7 +534,7 @@ class CriticClip(ClipOfCritics):
 
     @classmethod
     def for_account(cls, options: Mapping[str, int]) -> ClipOfCritics:
-        """The clip of M "critics" (default 1) with a bound of 1; given n "rows", the published one.
+        """Returns the clip of M "critics" (default 1), or the published one of n "rows"; bound 1.
 
         As published (`RowClip`) each of the n rows is clipped by itself.
         """
@@ -557,7 +557,7 @@ class CriticClip(ClipOfCritics):
             )
 
     def total(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Σ_m clip(g_m, C) for each of K clients."""
+        """Returns Σ_m clip(g_m, C) for each of K clients."""
         clients, critics, *shape = gradients.shape
         self.check_size(critics, shape[0])
         _check_type(gradients)
@@ -612,7 +612,7 @@ class RowClip(ClipOfCritics):
         return 2.0 * self.bound
 
     def check_rate(self, rate: float) -> float:
-        """1.0; raises PrivacyError for any other rate."""
+        """Returns 1.0; raises PrivacyError for any other rate."""
         if checks.probability("rate", rate) < 1.0:
             raise PrivacyError(
                 f"the {self.name} clip has only rate=1, received rate={rate:g}: as published a "
@@ -629,7 +629,7 @@ class RowClip(ClipOfCritics):
             raise PrivacyError(f"the clip accounts for {self.rows} rows, not for {rows}.")
 
     def total(self, gradients: torch.Tensor) -> torch.Tensor:
-        """The clipped gradient of the one critic of each of K clients."""
+        """Returns the clipped gradient of the one critic of each of K clients."""
         _, critics, rows, _ = gradients.shape
         self.check_size(critics, rows)
         _check_type(gradients)
@@ -642,7 +642,7 @@ CLIPS: dict[str, type[Clip]] = {
 
 
 def clip_from_dict(values: Mapping[str, Any]) -> Clip:
-    """The clip written by `Clip.to_dict`.
+    """Returns the clip written by `Clip.to_dict`.
 
     Raises PrivacyError for a value out of range or a clip that this process does not know, KeyError
     or TypeError for an entry that is missing or unknown.
@@ -693,9 +693,9 @@ def attack_clip(clip: ClipOfRecords, *, size: int = 5, seed: int = 0) -> None:
     >>> attack_clip(Normalised(1.0))
 
     Args:
-        clip: to attack.
+        clip: the clip to attack.
         size: N, number of values in a gradient.
-        seed: of the gradients.
+        seed: the seed of the gradients.
 
     Raises:
         AssertionError: A result is too long for the stated sensitivity, is not finite, or depends
@@ -713,8 +713,8 @@ def attack_clip(clip: ClipOfRecords, *, size: int = 5, seed: int = 0) -> None:
         for rows in (usual, torch.cat([usual, wild]), torch.cat([usual, wild, undefined])):
             rows = rows.to(dtype)
             order = torch.randperm(len(rows), generator=generator)
-            kept, together = rows.clone(), clip.clip_each(rows)
-            assert torch.equal(rows.nan_to_num(), kept.nan_to_num()), (
+            before, together = rows.clone(), clip.clip_each(rows)
+            assert torch.equal(rows.nan_to_num(), before.nan_to_num()), (
                 f"{clip} changes what it is given."
             )
             assert bool(together.isfinite().all()), f"{what} is not finite."

@@ -42,7 +42,7 @@ class Interval:
     high: float
 
     def check(self, value: float) -> float:
-        """`value` as a float; raises PrivacyError unless it is a number inside the interval."""
+        """Returns `value` as a float; raises PrivacyError unless it is inside the interval."""
         if not is_number(value) or not self.low <= value <= self.high:
             raise PrivacyError(
                 f"{self.name} must be a number from {self.low:.4g} to {self.high:.4g}, received "
@@ -51,7 +51,7 @@ class Interval:
         return float(value)
 
     def check_count(self, value: int) -> int:
-        """`value` as an int; raises PrivacyError unless it is a whole number inside."""
+        """Returns `value` as an int; raises PrivacyError unless it is a whole number inside."""
         if checks.count(self.name, value, minimum=int(self.low)) > self.high:
             raise PrivacyError(f"{self.name} must be at most {self.high:.4g}, received {value!r}.")
         return int(value)
@@ -65,7 +65,7 @@ class Interval:
 
 
 def noise_scale(value: float) -> float:
-    """The std or scale of noise as a float; raises PrivacyError outside 2⁻¹²⁶, ..., 2¹²⁰.
+    """Returns the std or scale of noise as a float; raises PrivacyError outside 2⁻¹²⁶, ..., 2¹²⁰.
 
     A release is float32: smaller noise would vanish in it, and larger noise would be infinite.
     """

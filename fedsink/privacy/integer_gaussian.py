@@ -1,8 +1,8 @@
-r"""The mechanism of a shared noise: rounded totals, discrete Gaussian shares, a sum modulo 2^b.
+r"""The mechanism of a shared noise: rounded totals, discrete Gaussian noise, a sum modulo 2^b.
 
 Each client of a cohort of m rounds its total to integers (`FixedPoint`), adds a discrete Gaussian
-of scale s and reduces modulo 2^b; the integers are added up. With t′ the number of shares that a
-sum must have, S the clip's sensitivity and d the number of values of one use,
+of scale s and reduces modulo 2^b; the integers are added up. With t′ the number of parts that a
+sum must have, S the clip's sensitivity and d the number of values of one round,
 
     Δ = S/γ + √d,   s² = σ²Δ²/t′ + η²,   η = 3.
 
@@ -13,14 +13,14 @@ Why a run costs the ε of its plan, of continuous Gaussians of multiplier σ:
    Where it is secret who was asked, the pair of ε has means at ±C, S = 2C: an answer moves the
    total by C or by nothing, and either record's answer is rounded beside none. So each may be as
    long as C/γ + √d, and Δ = 2(C/γ + √d).
-2. *A sum of shares.* Let N(v) be the law on Z with P(x) ∝ exp(−x²/(2v)). For u = v₁v₂/(v₁+v₂), the
+2. *A sum of parts.* Let N(v) be the law on Z with P(x) ∝ exp(−x²/(2v)). For u = v₁v₂/(v₁+v₂), the
    convolution of N(v₁) and N(v₂) at z is ∝ exp(−z²/(2(v₁+v₂)))·Σ_x exp(−(x − c_z)²/(2u)), and the
    sum is √(2πu)·(1 ± e), e = 2Σ_{k≥1} exp(−2π²uk²), for every c_z (Poisson summation). With both
-   normalisers it is within a factor (1+e)/(1−e) of N(v₁+v₂), pointwise. Adding shares one by one
-   has u = s²k/(k+1), and a factor that one sum has, its convolution has too. So t′ shares are
+   normalisers it is within a factor (1+e)/(1−e) of N(v₁+v₂), pointwise. Adding parts one by one
+   has u = s²k/(k+1), and a factor that one sum has, its convolution has too. So t′ parts are
    within exp(±τ) a coordinate of N(t′s²), with
    τ = 10·Σ_{k<t′} exp(−2π²s²k/(k+1)) ≤ 10·(t′−1)·exp(−π²s²)
-   (Kairouz, Liu, Steinke 2021, Proposition 14). More shares than t′ are independent noise on top:
+   (Kairouz, Liu, Steinke 2021, Proposition 14). More parts than t′ are independent noise on top:
    post-processing.
 3. *A continuous Gaussian below it.* Draw G from the continuous N(0, w − η²), then an integer with
    P(x | G) ∝ exp(−(x − G)²/(2η²)). As the normaliser of the second law is √(2π)·η·(1 ± e) for
@@ -36,7 +36,7 @@ Why a run costs the ε of its plan, of continuous Gaussians of multiplier σ:
 
 2Uκ is the `divergence`; it is below 10⁻⁵⁰ for any run of a size that has ever been played. A
 mechanism with more than 10⁻⁹ is refused, and what is left is added to ε. Of a reply by itself the
-multiplier is √(s² − η²)/Δ = σ/√t′, by step 3; of k shares at least σ√(k/t′).
+multiplier is √(s² − η²)/Δ = σ/√t′, by step 3; of k parts at least σ√(k/t′).
 
 >>> from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 >>> plan = PrivacyPlan(0.2, 2.15, 300, RecordClip(8.0), ClassSchedule(10), 1e-5)
@@ -113,26 +113,26 @@ class FixedPoint:
         return 1 << (self.bits - 1)
 
     def rounded(self, totals: torch.Tensor) -> torch.Tensor:
-        """The nearest integers to totals over γ, (k, ...) int64; each total is projected before."""
+        """Returns the nearest integers to projected totals over γ, (k, ...) int64."""
         refuse_infinite(totals)
         projected = clip_to_norm(totals.to(torch.float64).unsqueeze(-1).flatten(1), self.radius)
         return self.nearest(projected).reshape(totals.shape)
 
     def nearest(self, values: torch.Tensor) -> torch.Tensor:
-        """The nearest integers to values over γ, int64; nothing is projected."""
+        """Returns the nearest integers to values over γ, int64; nothing is projected."""
         refuse_infinite(values)
         return (values.to(torch.float64) / self.granularity).round().to(torch.int64)
 
     def wrapped(self, integers: torch.Tensor) -> torch.Tensor:
-        """Integers modulo 2^b, centred; int64 that overflowed is right as well, for 2^b | 2^64."""
+        """Returns integers modulo 2^b, centred; overflown int64 is right, for 2^b | 2^64."""
         return ((integers + self.half) & (2 * self.half - 1)) - self.half
 
     def decoded(self, integers: torch.Tensor) -> torch.Tensor:
-        """The value of a sum of integers in units of the totals, float64."""
+        """Returns the value of a sum of integers in units of the totals, float64."""
         return self.wrapped(integers).to(torch.float64) * self.granularity
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` inverts it."""
+        """Returns the JSON-able form, which `from_dict` reads."""
         return asdict(self)
 
     @classmethod
@@ -153,24 +153,24 @@ def check_bits(bits: object) -> int:
 
 @dataclass(frozen=True)
 class IntegerGaussian:
-    """One share of the noise of a plan on integers, and the sum that it belongs to.
+    """One part of the noise of a plan on integers, and the sum that it belongs to.
 
     Guarantees:
         - The integers of a sum of t′ replies have at least the plan's multiplier, rounding
           included, and a reply by itself σ/√t′.
-        - The variances of t′ shares, less what smooths them, add up to the plan's.
+        - The variances of t′ parts, less what smooths them, add up to the plan's.
         - Every value gets independent noise.
         - Nothing is released where a total is not finite.
         - What separates the sum from a Gaussian of the plan is computed, bounded and stated.
     """
 
     plan: PrivacyPlan  # of the sum
-    sharers: int  # t′ ≥ 1, the number of shares that carry the plan's noise
+    parts: int  # t′ ≥ 1, the number of parts that carry the plan's noise
     fixed_point: FixedPoint
-    size: int  # d ≥ 1, number of values of one use
+    size: int  # d ≥ 1, number of values of one round
 
     def __post_init__(self) -> None:
-        checks.count("share", self.sharers)
+        checks.count("parts", self.parts)
         checks.count("size", self.size)
         if not _TAIL * self.scale < self.fixed_point.half:
             raise PrivacyError(
@@ -179,7 +179,7 @@ class IntegerGaussian:
             )
         if not self.divergence <= MOST_DIVERGENCE:
             raise PrivacyError(
-                f"noise shared by {self.sharers} clients costs ε = {self.divergence:.3g} beside "
+                f"noise shared by {self.parts} clients costs ε = {self.divergence:.3g} beside "
                 f"that of its plan, where {MOST_DIVERGENCE:g} is the most: share it among fewer."
             )
 
@@ -194,7 +194,7 @@ class IntegerGaussian:
         radius: float,
         tolerate_dropouts: int = 0,
     ) -> IntegerGaussian:
-        """The mechanism with the finest γ whose sums fit into b bits, of the largest cohort.
+        """Returns the mechanism with the finest γ of which the largest sum fits into b bits.
 
         γ is the least power of two, from S·2⁻³⁰/√d on, with m·(R/γ + ½) + 12·√m·s < 2^(b−1) for
         every cohort size m, increasing, and t′ = m − `tolerate_dropouts`. Raises PrivacyError where
@@ -227,7 +227,7 @@ class IntegerGaussian:
     @property
     def scale(self) -> float:
         """Parameter of a reply's noise, s = √(σ²Δ²/t′ + η²), in integers."""
-        return _scale(self.plan, self.sharers, self.fixed_point, self.size)
+        return _scale(self.plan, self.parts, self.fixed_point, self.size)
 
     @property
     def std(self) -> float:
@@ -237,7 +237,7 @@ class IntegerGaussian:
     @property
     def divergence_of_value(self) -> float:
         """τ + ρ, bound on the log ratio of the sum's law and smoothed Gaussian's at one value."""
-        tau = 10.0 * (self.sharers - 1) * math.exp(-(math.pi**2) * self.scale**2)
+        tau = 10.0 * (self.parts - 1) * math.exp(-(math.pi**2) * self.scale**2)
         e = 2.0 * math.exp(-2.0 * math.pi**2 * SMOOTHING**2) * (1.0 + 2.0**-50)
         return tau + math.log1p(2.0 * e / (1.0 - e))
 
@@ -248,17 +248,17 @@ class IntegerGaussian:
         return 2.0 * cost.uses(self.plan.rounds) * self.size * self.divergence_of_value
 
     def entries(self) -> dict[str, Any]:
-        """The public numbers beside the plan's, as a ledger and privacy.json state them."""
+        """Returns the public numbers beside the plan's, as a ledger and privacy.json state them."""
         return {
-            "share": self.sharers, "fixed_point": self.fixed_point.to_dict(), "values": self.size,
+            "share": self.parts, "fixed_point": self.fixed_point.to_dict(), "values": self.size,
         }  # fmt: skip
 
     def epsilon(self, accountant: str = "pld") -> float:
-        """ε of the sum over the whole plan, the divergence included."""
+        """Returns ε of the sum over the whole plan, the divergence included."""
         return self.plan.epsilon(accountant) + self.divergence
 
     def wrap_probability(self, cohort: int) -> float:
-        """Bound on the probability that any value of one use's sum does not fit into b bits.
+        """Returns a bound on the probability that a value of one sum does not fit into b bits.
 
         2·d·exp(−z²/2), for discrete Gaussians are subgaussian (Canonne, Kamath, Steinke 2020).
         """
@@ -270,12 +270,12 @@ class IntegerGaussian:
         return min(1.0, 2.0 * self.size * math.exp(-min(tail, 600.0)))  # never 0 by underflow
 
     def release(self, total: Clipped, stream: Stream) -> torch.Tensor:
-        """`release_each` of one total."""
+        """Returns `release_each` of one total."""
         one = self.plan.clip.vouch(clipped_by(self.plan.clip, total).unsqueeze(0))
         return self.release_each(one, [stream]).squeeze(0)
 
     def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
-        """Integers of several totals with a share of the noise each, modulo 2^b.
+        """Returns the integers of several totals with a part of the noise each, modulo 2^b.
 
         The totals are (k, ...), of d values each; the streams, one for each client and use, were
         never used before. Returns (k, ...) int64 on the CPU, centred.
@@ -286,9 +286,9 @@ class IntegerGaussian:
         return self.fixed_point.wrapped(integers + noise.reshape(integers.shape))
 
     def release_sum(self, totals: Clipped, noise: Stream | None, cohort: int = 0) -> torch.Tensor:
-        """Integers of totals added up, with the noise of a whole cohort's sum, or none of it.
+        """Returns the sum of totals in integers, with the noise of a whole cohort or none of it.
 
-        The law is that of a sum of `cohort` shares but for the divergence of step 2: one discrete
+        The law is that of a sum of `cohort` parts but for the divergence of step 2: one discrete
         Gaussian of variance m·s². For simulations, which show nobody a part of the sum. Only a
         single client's total is projected on the ball of the fixed point, which has room for it:
         the sum of a block is longer, and stays as it is.
@@ -319,6 +319,6 @@ def _sensitivity(plan: PrivacyPlan, grid: FixedPoint, size: int) -> float:
     return plan.sensitivity / grid.granularity + roundings * math.sqrt(size)
 
 
-def _scale(plan: PrivacyPlan, sharers: int, grid: FixedPoint, size: int) -> float:
+def _scale(plan: PrivacyPlan, parts: int, grid: FixedPoint, size: int) -> float:
     noise = plan.noise_multiplier * _sensitivity(plan, grid, size)
-    return math.sqrt(noise**2 / sharers + SMOOTHING**2)
+    return math.sqrt(noise**2 / parts + SMOOTHING**2)

@@ -86,7 +86,7 @@ class LocalMechanism(ABC):
     def from_epsilon(
         cls, diameter: float, epsilon: float, delta: float, calibration: str | None = None
     ) -> Self:
-        """The mechanism with this guarantee.
+        """Returns the mechanism with this guarantee.
 
         Args:
             diameter: Δ > 0.
@@ -101,7 +101,7 @@ class LocalMechanism(ABC):
     @classmethod
     @abstractmethod
     def from_scale(cls, diameter: float, scale: float, delta: float) -> Self:
-        """The mechanism with noise of this scale σ; its ε is the least that holds, rounded up.
+        """Returns the mechanism with noise of scale σ; its ε is the least that holds, rounded up.
 
         Args:
             diameter: Δ > 0.
@@ -114,7 +114,7 @@ class LocalMechanism(ABC):
 
     @abstractmethod
     def privatize(self, values: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """`values` (N, ...) plus noise, float32 on the same device.
+        """Returns `values` (N, ...) plus noise, float32 on the same device.
 
         Release it once: a second draw for the same records costs ε again.
 
@@ -139,12 +139,12 @@ class LocalMechanism(ABC):
 
 
 def slackened(diameter: float) -> float:
-    """Δ with room for the float32 rounding of the map that promises it."""
+    """Returns Δ with room for the float32 rounding of the map that promises it."""
     return diameter * (1.0 + _SLACK)
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:
-    """The values to privatize; raises PrivacyError where one of them is not finite."""
+    """Returns the values to privatize; raises PrivacyError where one of them is not finite."""
     if not bool(torch.isfinite(values).all()):
         raise PrivacyError("values to privatize must be finite: map non-finite values to zero.")
     return values
@@ -194,12 +194,12 @@ class Laplace(LocalMechanism):
         delta: float = 0.0,
         calibration: str | None = None,
     ) -> Laplace:
-        """The mechanism with this ε; neither δ nor a calibration changes it."""
+        """Returns the mechanism with this ε; neither δ nor a calibration changes it."""
         return cls(diameter, epsilon)
 
     @classmethod
     def from_scale(cls, diameter: float, scale: float, delta: float = 0.0) -> Laplace:
-        """The mechanism with this noise scale σ; its ε is Δ₁/σ, rounded up."""
+        """Returns the mechanism with this noise scale σ; its ε is Δ₁/σ, rounded up."""
         scale = checks.positive("scale", scale)
         implied = slackened(checks.positive("diameter", diameter)) / scale
         mechanism = cls(diameter, math.nextafter(implied, math.inf))
@@ -280,12 +280,12 @@ class Gaussian(LocalMechanism):
     def from_epsilon(
         cls, diameter: float, epsilon: float, delta: float, calibration: str | None = None
     ) -> Gaussian:
-        """The mechanism with this (ε, δ), by default with the analytic scale."""
+        """Returns the mechanism with this (ε, δ), by default with the analytic scale."""
         return cls(diameter, epsilon, delta, calibration or cls.calibrations[0])
 
     @classmethod
     def from_scale(cls, diameter: float, scale: float, delta: float) -> Gaussian:
-        """The mechanism with this noise std σ; its ε is the least that holds at δ, rounded up."""
+        """Returns the mechanism with noise std σ; its ε is the least at δ, rounded up."""
         scale = checks.positive("scale", scale)
         diameter = checks.positive("diameter", diameter)
         delta = checks.failure_probability(delta)
@@ -312,7 +312,7 @@ class Gaussian(LocalMechanism):
 
 
 def _equation5(epsilon: float, delta: float) -> float:
-    """The closed form of the paper's equation (5), a σ/Δ₂ that is enough for (ε, δ)."""
+    """Returns the closed form of the paper's equation (5), a σ/Δ₂ that is enough for (ε, δ)."""
     if delta > 0.5:
         raise PrivacyError(
             f"calibration 'equation5' holds for delta ≤ 0.5, received {delta!r}: use 'analytic'."
@@ -332,7 +332,7 @@ run, whether they are built in or installed."""
 
 
 def local_mechanism(name: str) -> type[LocalMechanism]:
-    """The local mechanism of this name.
+    """Returns the local mechanism of this name.
 
     Raises:
         PrivacyError: There is none.
@@ -420,7 +420,7 @@ class RandomizedResponse:
         return math.exp(-self.epsilon) * self.keep_probability
 
     def privatize(self, labels: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """Randomized labels, int64 (N,).
+        """Returns the randomized labels, int64 (N,).
 
         Raises:
             PrivacyError: If a label is not in 0, ..., C − 1 (the label itself is not shown).
@@ -435,13 +435,13 @@ class RandomizedResponse:
         return torch.where(change, other, labels)
 
     def log_likelihood(self) -> torch.Tensor:
-        """The matrix log Q(ỹ|y), float64 (C, C): row ỹ is the answer, column y the label.
+        """Returns the matrix log Q(ỹ|y), float64 (C, C): row ỹ is the answer, column y the label.
 
         Its negative is the label's part of a product channel's matched cost.
         """
-        kept = -math.log1p((self.classes - 1) * math.exp(-self.epsilon))
-        matrix = torch.full((self.classes, self.classes), kept - self.epsilon, dtype=torch.float64)
-        return matrix.fill_diagonal_(kept)
+        stay = -math.log1p((self.classes - 1) * math.exp(-self.epsilon))
+        matrix = torch.full((self.classes, self.classes), stay - self.epsilon, dtype=torch.float64)
+        return matrix.fill_diagonal_(stay)
 
     def estimate_prior(self, privatized_labels: torch.Tensor) -> torch.Tensor:
         """Class frequencies before randomization, float64 (C,), from the answers only.
@@ -468,7 +468,7 @@ class RandomizedResponse:
 
 
 def _onto_simplex(point: torch.Tensor) -> torch.Tensor:
-    """Euclidean projection onto the probability simplex (Duchi et al. 2008, Figure 1)."""
+    """Returns the projection onto the probability simplex (Duchi et al. 2008, Figure 1)."""
     ordered = torch.sort(point, descending=True).values
     excess = torch.cumsum(ordered, 0) - 1.0
     ranks = torch.arange(1, point.numel() + 1, dtype=point.dtype)
@@ -516,7 +516,7 @@ class ProductMechanism:
     def privatize(
         self, values: torch.Tensor, labels: torch.Tensor, stream: Stream
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Privatized values (float32) and labels (int64) from two child streams.
+        """Returns privatized values (float32) and labels (int64) from two child streams.
 
         Raises:
             PrivacyError: If the numbers of records and labels differ, or a part refuses its input.

@@ -1,8 +1,8 @@
-"""Division of a round's noise: every client adds all of it, or a cohort adds it in shares.
+"""Division of a round's noise: every client adds all of it, or a cohort adds it in parts.
 
 >>> from fedsink.privacy.sampling import ClassSchedule
 >>> share = NoiseShare("secure_aggregation", tolerate_dropouts=2)
->>> [share.sharers(ClassSchedule(10), client, 105) for client in (0, 9)]
+>>> [share.parts(ClassSchedule(10), client, 105) for client in (0, 9)]
 [9, 8]
 """
 
@@ -21,7 +21,7 @@ SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
 
 @dataclass(frozen=True)
 class NoiseShare:
-    """Divides the noise N(0, (σS)² I) of one use among the m clients of a cohort.
+    """Divides the noise N(0, (σS)² I) of one round among the m clients of a cohort.
 
     A cohort gets one request: all K clients under the joint schedule, those of one class under
     the class schedule, those of one turn under the turn schedule, and one client where clients are
@@ -33,19 +33,19 @@ class NoiseShare:
       (`fedsink.privacy.integer_gaussian`, with the proof). One record changes one summand, its
       client samples it with probability q, and other clients sample on their own: what holds for
       one reply with the whole noise, a Poisson-subsampled Gaussian (q, σ), holds for the sum. It
-      holds only where nobody sees less than the sum. Of a sum in which x of t′ shares are missing,
+      holds only where nobody sees less than the sum. Of a sum in which x of t′ parts are missing,
       because their clients reveal their noise, σ·√((t′ − x)/t′) is left; of a single reply σ/√t′.
 
     Guarantees:
-        - Any t′ shares of a cohort carry the plan's noise.
+        - Any t′ parts of a cohort carry the plan's noise.
         - A cohort of one adds the whole noise.
 
     Args:
         name: one of `SHARES`.
-        tolerate_dropouts: d ≥ 0, number of a cohort's shares that may be missing before the sum has
+        tolerate_dropouts: d ≥ 0, number of a cohort's parts that may be missing before the sum has
             less noise than the plan.
         bits: b, from 16 to 60: sums are integers modulo 2^b.
-        draw: "clients": a simulation draws every client's share; "sum": it draws the noise of the
+        draw: "clients": a simulation draws every client's part; "sum": it draws the noise of the
             sum once, with the same law; "auto": the second where it can.
         masked: replies are added up under masks (`fedsink.secagg`).
 
@@ -79,7 +79,7 @@ class NoiseShare:
         if self.masked and self.name == LOCAL:
             raise PrivacyError(
                 f"noise.masked=true belongs to noise.share={SECURE_AGGREGATION}: masks hide "
-                "replies with a share of the noise."
+                "replies with a part of the noise."
             )
         if self.masked and self.draw == "sum":
             raise PrivacyError(
@@ -87,14 +87,14 @@ class NoiseShare:
                 "out, or noise.masked=true."
             )
 
-    def sharers(self, schedule: Schedule, client: int, clients: int) -> int:
-        """t′, number of clients that the noise of the cohort of `client` is spread over."""
+    def parts(self, schedule: Schedule, client: int, clients: int) -> int:
+        """Returns t′, the number of clients that `client`'s cohort spreads its noise over."""
         if self.name == LOCAL:
             return 1
         return schedule.cohort(client, clients) - self.tolerate_dropouts
 
     def cohorts(self, schedule: Schedule, clients: int) -> list[int]:
-        """The different sizes m of the cohorts, increasing: one, or two where C ∤ K."""
+        """Returns the different sizes m of the cohorts, increasing: one, or two where C ∤ K."""
         some = range(min(clients, schedule.cohorts))
         return sorted({schedule.cohort(client, clients) for client in some})
 
@@ -110,16 +110,16 @@ class NoiseShare:
 
     def gains(self, schedule: Schedule, clients: int) -> bool:
         """True if any client adds less than the whole noise."""
-        return any(self.sharers(schedule, k, clients) > 1 for k in range(schedule.cohorts))
+        return any(self.parts(schedule, k, clients) > 1 for k in range(schedule.cohorts))
 
     def left(self, plan: PrivacyPlan, clients: int, colluders: int) -> PrivacyPlan:
-        """The plan with the noise that is left against the server and x clients of a cohort.
+        """Returns the plan with the noise that is left against server and x clients of a cohort.
 
-        In the worst case d others have dropped out: of t′ shares t′ − x are left, in the cohort
+        In the worst case d others have dropped out: of t′ parts t′ − x are left, in the cohort
         where that is least. One is always left: nobody else knows a client's own noise.
         """
-        shares = [m - self.tolerate_dropouts for m in self.cohorts(plan.schedule, clients)]
-        return plan.with_noise(min(max(1, t - colluders) / t for t in shares))
+        parts = [m - self.tolerate_dropouts for m in self.cohorts(plan.schedule, clients)]
+        return plan.with_noise(min(max(1, t - colluders) / t for t in parts))
 
 
 LOCAL_NOISE = NoiseShare()

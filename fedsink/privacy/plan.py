@@ -177,7 +177,7 @@ class PrivacyPlan:
         return self.noise_multiplier * self.sensitivity
 
     def _step(self, rounds: int) -> tuple[float, float, int, float]:
-        """(q, σ, uses of one unit in the first rounds, δ), as `Cost` takes them."""
+        """Returns (q, σ, uses of one unit in the first rounds, δ), as `Cost` takes them."""
         return self.rate, self.noise_multiplier, self.cost.uses(rounds), self.delta
 
     @property
@@ -192,7 +192,7 @@ class PrivacyPlan:
         return self.cost.overflow(self.rate, self.cost.uses(self.rounds))
 
     def epsilon(self, accountant: str = "pld") -> float:
-        """ε of the whole run at the plan's δ, under the plan's adjacency.
+        """Returns ε of the whole run at the plan's δ, under the plan's adjacency.
 
         Raises:
             PrivacyError: If the accountant has no bound under the adjacency, or the capacity is
@@ -202,11 +202,11 @@ class PrivacyPlan:
         return self.cost.epsilon(*self._step(self.rounds), accountant)
 
     def rough_epsilon(self, ceiling: float) -> float | None:
-        """ε roughly where it is far above a ceiling, in milliseconds; None where it may be near."""
+        """Returns a rough ε where it is far above a ceiling, in milliseconds; None near it."""
         return self.cost.rough_epsilon(ceiling, *self._step(self.rounds))
 
     def epsilon_unamplified(self, accountant: str = "pld") -> float:
-        """ε of the same uses of the unsampled Gaussian.
+        """Returns ε of the same uses of the unsampled Gaussian.
 
         This ε remains against an adversary who learns which records were sampled, for example from
         the size or the running time of a batch without a fixed capacity.
@@ -215,7 +215,7 @@ class PrivacyPlan:
         return self.cost.epsilon_unamplified(*self._step(self.rounds), accountant)
 
     def epsilon_after(self, rounds: int, accountant: str = "pld") -> float:
-        """An upper bound on ε after the first 0, ..., T rounds, cheap enough for every round.
+        """Returns an upper bound on ε after the first rounds, cheap enough for every round.
 
         The accountant is run only on a geometric grid of uses, and its value at the next grid
         point bounds the points before it; the RDP bound fills the gaps where there is one. PRV,
@@ -247,7 +247,7 @@ class PrivacyPlan:
         return min(exactly(grid_point), filled)
 
     def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
-        """An upper bound on ε after the first rounds that takes no time, for a run's progress.
+        """Returns an upper bound on ε after the first rounds at no cost, for a run's progress.
 
         Before the last round it is the lesser of the Rényi bound and the whole run's ε. After the
         last round, and where Rényi DP has no bound, it is `epsilon_after`.
@@ -264,7 +264,7 @@ class PrivacyPlan:
         return replace(self, noise_multiplier=self.noise_multiplier * math.sqrt(variance))
 
     def release(self, total: Clipped, stream: Stream) -> torch.Tensor:
-        """The clipped total + N(0, noise_std² I) in float64, as float32 on the same device.
+        """Returns the clipped total + N(0, noise_std² I) in float64, as float32 on the same device.
 
         Args:
             total: what the plan's clip made of a round's gradients.
@@ -276,7 +276,7 @@ class PrivacyPlan:
         return stream.add_gaussian(clipped_by(self.clip, total), self.noise_std)
 
     def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
-        """`release` of several totals, (k, ...), each with its own stream: of all, or of none."""
+        """Returns the releases of several totals, (k, ...), each by its own stream; all or none."""
         return add_gaussian_each(streams, clipped_by(self.clip, totals), self.noise_std)
 
     def steps(self, key: NoiseKey, client: int = 0, after: int = 0) -> Iterator[Step]:
@@ -286,7 +286,7 @@ class PrivacyPlan:
         records take part in every round, as a joint schedule has it.
 
         Args:
-            key: of samples and noise; it gives each round of a client once.
+            key: the key of samples and noise; it gives each round of a client once.
             client: number of the client whose records these are, where several share the key.
             after: number of rounds that the key has released for this client before.
 
@@ -309,12 +309,12 @@ class PrivacyPlan:
         return steps(self, key, client, after)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-able values; `from_dict` gives the same plan back."""
+        """Returns the plan as JSON-able values; `from_dict` gives the same plan back."""
         return {**vars(self), "clip": self.clip.to_dict(), "schedule": self.schedule.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPlan:
-        """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
+        """Returns the plan written by `to_dict`; raises PrivacyError for any other entries."""
         _refuse_other_entries(values, [field.name for field in fields(cls)])
         try:
             clip, schedule = clip_from_dict(values["clip"]), schedule_from_dict(values["schedule"])
@@ -345,7 +345,7 @@ class PrivacyPlan:
         capacity: int | None = None,
         nominal_records: int | None = None,
     ) -> PrivacyPlan:
-        """A plan from any two of (eps, sigma, rounds), or from all three if they agree.
+        """Returns a plan from any two of (eps, sigma, rounds), or from all three if they agree.
 
         Three agree where the plan costs at least 99 % and at most 100.1 % of eps.
 
@@ -368,7 +368,7 @@ class PrivacyPlan:
                 σ is left out and δ alone would pay (see `sigma_for`), or nothing but ε = 0 fits.
         """
         cost = Cost(clip, schedule, adjacency, capacity, nominal_records)
-        stated, solved = None not in (eps, sigma, rounds), sigma is None
+        all_three, solved = None not in (eps, sigma, rounds), sigma is None
         how: dict[str, Any] = {"delta": delta, "accountant": accountant, "cost": cost}
         if sigma is None and eps is not None and rounds is not None:
             uses = cost.uses(checks.count("rounds", rounds))
@@ -390,7 +390,7 @@ class PrivacyPlan:
                     f"eps={eps:g} cannot be told from 0 at delta={delta:g}: ask for a larger eps, "
                     "or for a smaller delta."
                 )
-            if implied > eps * _CONSISTENT or (stated and implied < eps * _AS_STATED):
+            if implied > eps * _CONSISTENT or (all_three and implied < eps * _AS_STATED):
                 raise PrivacyError(
                     f"sigma={sigma:g} and rounds={rounds} at rate={rate:g} cost ε = {implied:.4g}, "
                     f"not eps={eps:g}: leave one of the three out."
@@ -457,11 +457,11 @@ class UnprotectedPlan:
         return self.schedule.uses(self.rounds)
 
     def epsilon(self, accountant: str = "pld") -> float:
-        """∞, whatever the accountant."""
+        """Returns ∞, whatever the accountant."""
         return math.inf
 
     def epsilon_after(self, rounds: int, accountant: str = "pld") -> float:
-        """∞ after any round; 0 before the first."""
+        """Returns ∞ after any round; 0 before the first."""
         return math.inf if checks.count("rounds", rounds, minimum=0) else 0.0
 
     epsilon_bound_after = epsilon_after
@@ -471,20 +471,20 @@ class UnprotectedPlan:
         return self
 
     def release(self, total: Clipped, stream: Stream) -> torch.Tensor:
-        """The total itself, as float32."""
+        """Returns the total itself, as float32."""
         return total.total.to(torch.float32)
 
     def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
-        """The totals of several clients themselves, as float32."""
+        """Returns the totals of several clients themselves, as float32."""
         return totals.total.to(torch.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-able values; `from_dict` gives the same plan back."""
+        """Returns the plan as JSON-able values; `from_dict` gives the same plan back."""
         return {"unprotected": True, **vars(self), "schedule": self.schedule.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UnprotectedPlan:
-        """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
+        """Returns the plan written by `to_dict`; raises PrivacyError for any other entries."""
         names = [field.name for field in fields(cls)]
         _refuse_other_entries(values, ["unprotected", *names])
         try:
@@ -500,7 +500,7 @@ CentralPlan = PrivacyPlan | UnprotectedPlan
 
 
 def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
-    """The plan written by either `to_dict`; raises PrivacyError for any other table."""
+    """Returns the plan written by either `to_dict`; raises PrivacyError for any other table."""
     kind = UnprotectedPlan if "unprotected" in values else PrivacyPlan
     return kind.from_dict(values)
 

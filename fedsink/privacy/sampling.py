@@ -52,7 +52,7 @@ class PoissonSampler:
         object.__setattr__(self, "rate", checks.probability("rate", self.rate))
 
     def draw(self, n: int, stream: Stream) -> torch.Tensor:
-        """Sorted int64 indices of the sampled records out of n ≥ 0."""
+        """Returns the sorted int64 indices of the sampled records out of n ≥ 0."""
         checks.count("n", n, minimum=0)
         return torch.nonzero(stream.uniform(n) < self.rate).flatten()
 
@@ -66,7 +66,7 @@ class PoissonSampler:
     def draw_at_most(
         self, n: int, capacity: int, stream: Stream
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sample of `draw` in `capacity` places; of a larger one a uniformly random part.
+        """Returns the sample of `draw` in `capacity` places; of a larger one a random part.
 
         The places hold the records with the smallest uniforms. Given the sample, its uniforms are
         independent and alike, so the records that an overflow leaves out depend on no record.
@@ -104,15 +104,15 @@ class Schedule(ABC):
         return self
 
     def uses(self, rounds: int) -> int:
-        """Number of the first T rounds that can touch one record: ⌈T/P⌉."""
+        """Returns the number of the first T rounds that can touch one record: ⌈T/P⌉."""
         return -(-checks.count("rounds", rounds, minimum=0) // self.cohorts)
 
     def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds that touch a record at most `uses` times: uses·P."""
+        """Returns the largest number of rounds that touch a record at most `uses` times: uses·P."""
         return checks.count("uses", uses, minimum=0) * self.cohorts
 
     def label(self, client: int, round: int) -> int | None:
-        """The class that `client` uses in this round, None for all of them."""
+        """Returns the class that `client` uses in this round, None for all of them."""
         return None
 
     def answers(self, client: int, round: int) -> bool:
@@ -120,22 +120,22 @@ class Schedule(ABC):
         return True
 
     def answered(self, client: int, round: int) -> int:
-        """Number of rounds before this one in which `client` is asked."""
+        """Returns the number of rounds before this one in which `client` is asked."""
         return round - 1
 
     def members(self, client: int, clients: int) -> range:
-        """The cohort of `client`: those of the K clients that get its request, equal to it mod P.
+        """Returns the cohort of `client`: the clients that get its request, equal to it mod P.
 
         It is the same in every round.
         """
         return range(client % self.cohorts, clients, self.cohorts)
 
     def cohort(self, client: int, clients: int) -> int:
-        """m, number of clients in the cohort of `client`: ⌊K/P⌋ or ⌈K/P⌉."""
+        """Returns m, the number of clients in the cohort of `client`: ⌊K/P⌋ or ⌈K/P⌉."""
         return len(self.members(client, clients))
 
     def to_dict(self) -> dict[str, Any]:
-        """The schedule as JSON-able values; `schedule_from_dict` gives the same schedule back."""
+        """Returns the schedule as JSON-able values, which `schedule_from_dict` reads."""
         return {"name": self.name, "classes": self.classes, **vars(self)}
 
 
@@ -234,7 +234,7 @@ class PickSchedule(Schedule):
 
     Args:
         clients: K, public.
-        seed: of the picks, public.
+        seed: the seed of the picks, public.
 
     Raises:
         PrivacyError: If K is not an integer ≥ 1 in the public domain (`fedsink.privacy.domain`), or
@@ -256,11 +256,11 @@ class PickSchedule(Schedule):
         return self.clients
 
     def uses(self, rounds: int) -> int:
-        """Number of the first T rounds that ask the client picked most; T ≤ 10⁷."""
+        """Returns the number of the first T rounds that ask the client picked most; T ≤ 10⁷."""
         return int(self._until(rounds).most[rounds - 1]) if rounds else 0
 
     def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds up to 10⁷ that touch a record at most `uses` times."""
+        """Returns the largest number of rounds ≤ 10⁷ that touch a record at most `uses` times."""
         most = int(domain.ROUNDS.high)
         rounds = min(most, checks.count("uses", uses, minimum=0) + 1)
         while self.uses(rounds) <= uses:
@@ -276,11 +276,11 @@ class PickSchedule(Schedule):
         return int((self._until(round).clients[: round - 1] == client).sum())
 
     def members(self, client: int, clients: int) -> range:
-        """Only `client`: no other one answers in its rounds."""
+        """Returns only `client`: no other one answers in its rounds."""
         return range(client, client + 1)
 
     def _until(self, rounds: int) -> _Picks:
-        """The picks of these rounds and of some more, so that few lengths are drawn."""
+        """Returns the picks of these rounds and of some more, so that few lengths are drawn."""
         rounds = domain.ROUNDS.check_count(rounds)
         return _picks(self.clients, self.seed, 1 << max(10, (rounds - 1).bit_length()))
 
@@ -310,7 +310,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def schedule_from_dict(values: Mapping[str, Any]) -> Schedule:
-    """The schedule written by `Schedule.to_dict`.
+    """Returns the schedule written by `Schedule.to_dict`.
 
     Raises PrivacyError for a value out of range, KeyError or TypeError for an entry that is missing
     or unknown.

@@ -55,22 +55,22 @@ class NoiseKey:
 
     @classmethod
     def secret(cls) -> NoiseKey:
-        """A key from the operating system's random bytes, forgotten with this process."""
+        """Returns a key from the operating system's random bytes, forgotten with this process."""
         return cls(SecretKey(os.urandom(32), "loop"))
 
     @classmethod
     def reproducible(cls, seed: int) -> NoiseKey:
-        """A key that gives the same noise again for the same seed: it protects nothing."""
+        """Returns a key that gives the same noise again for the same seed: it protects nothing."""
         return cls(ReproducibleKey(seed))
 
     @classmethod
     def secure(cls) -> NoiseKey:
-        """Float-safe noise without any key; needs OpenDP."""
+        """Returns a key for float-safe noise, which is never drawn again; needs OpenDP."""
         return cls(EntropyKey())
 
     @classmethod
-    def kept(cls, path: str | Path) -> NoiseKey:
-        """The key in the file PATH, made where there is none; PATH.released notes its rounds.
+    def key(cls, path: str | Path) -> NoiseKey:
+        """Returns the key in the file PATH, made if it is missing; PATH.released notes its rounds.
 
         Raises:
             PrivacyError: Another `NoiseKey` has the file open, a file is damaged, the journal is
@@ -81,10 +81,10 @@ class NoiseKey:
         if not path.exists() and not journal.exists():
             write_atomic(journal, b"{}", mode=0o600)  # first: a key without one is refused
             SecretKey.create(path, "loop")
-        kept = cls(SecretKey.load(path))
-        kept._lock = path.open("rb")
+        key = cls(SecretKey.load(path))
+        key._lock = path.open("rb")
         try:
-            fcntl.flock(kept._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(key._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PrivacyError(
                 f"the key {path} is open already: two loops would draw the same noise. End the "
@@ -97,8 +97,8 @@ class NoiseKey:
                 f"{journal}, which notes the rounds that the key has released, is missing or "
                 "damaged: restore it, or take another key."
             ) from None
-        kept._journal, kept._released = journal, released
-        return kept
+        key._journal, key._released = journal, released
+        return key
 
     @property
     def kind(self) -> str:

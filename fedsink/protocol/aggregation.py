@@ -55,15 +55,15 @@ def put_trip(record: RecordDict, trip: Trip, ahead: Trip | None = None) -> Recor
     """Adds a trip of this sum, and of the next one (`AHEAD`), to a message; returns the message."""
     from flwr.app import ConfigRecord
 
-    said: dict[str, Any] = {_PARAMETERS: _stated(trip.parameters), _CONTENT: trip.content}
+    values: dict[str, Any] = {_PARAMETERS: _text(trip.parameters), _CONTENT: trip.content}
     if ahead is not None:
-        said |= {_NEXT_PARAMETERS: _stated(ahead.parameters), _NEXT: ahead.content}
-    record[_RECORD] = ConfigRecord(said)
+        values |= {_NEXT_PARAMETERS: _text(ahead.parameters), _NEXT: ahead.content}
+    record[_RECORD] = ConfigRecord(values)
     return record
 
 
 @lru_cache(maxsize=8)
-def _stated(parameters: Parameters) -> str:
+def _text(parameters: Parameters) -> str:
     return json.dumps(parameters.to_dict(), sort_keys=True)
 
 
@@ -76,9 +76,9 @@ def trip_bytes(record: RecordDict) -> bytes:
     """Returns all that a trip says, for signatures; empty where the message holds no trip."""
     if not has_trip(record):
         return b""
-    trips = [_said(record, _PARAMETERS, _CONTENT)]
+    trips = [_part(record, _PARAMETERS, _CONTENT)]
     if _NEXT_PARAMETERS in record.config_records[_RECORD]:
-        trips.append(_said(record, _NEXT_PARAMETERS, _NEXT))
+        trips.append(_part(record, _NEXT_PARAMETERS, _NEXT))
     parts = (part for text, content in trips for part in (text.encode(), content))
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
@@ -100,7 +100,7 @@ def trip_ahead(record: RecordDict, most: int) -> Trip | None:
 
 def _trip(record: RecordDict, most: int, parameters: str, content: str) -> Trip:
     try:
-        text, forwarded = _said(record, parameters, content)
+        text, forwarded = _part(record, parameters, content)
         if len(text) > _LONGEST:
             raise ValueError
         values = read_json(text)
@@ -113,9 +113,9 @@ def _trip(record: RecordDict, most: int, parameters: str, content: str) -> Trip:
         raise ValueError(f"Malformed trip: {type(error).__name__}.") from error
 
 
-def _said(record: RecordDict, parameters: str, content: str) -> tuple[str, bytes]:
-    stated = record.config_records[_RECORD]
-    text, forwarded = stated[parameters], stated[content]
+def _part(record: RecordDict, parameters: str, content: str) -> tuple[str, bytes]:
+    values = record.config_records[_RECORD]
+    text, forwarded = values[parameters], values[content]
     if not isinstance(text, str) or not isinstance(forwarded, bytes):
         raise ValueError("Malformed trip.")
     return text, forwarded
@@ -125,10 +125,10 @@ def reply_with(content: bytes, ahead: bytes | int | None = None) -> RecordDict:
     """Returns a node's answer to a trip, and to the next sum's: its content or a refusal's code."""
     from flwr.app import ConfigRecord, RecordDict
 
-    said: dict[str, Any] = {_CONTENT: content}
+    values: dict[str, Any] = {_CONTENT: content}
     if ahead is not None:
-        said[_REFUSED if isinstance(ahead, int) else _NEXT] = ahead
-    return RecordDict({_RECORD: ConfigRecord(said)})
+        values[_REFUSED if isinstance(ahead, int) else _NEXT] = ahead
+    return RecordDict({_RECORD: ConfigRecord(values)})
 
 
 def content_of(reply: RecordDict) -> bytes:
@@ -144,8 +144,8 @@ def content_of(reply: RecordDict) -> bytes:
 
 def content_ahead(reply: RecordDict) -> bytes | int:
     """Returns the answer to the next sum's trip, or the code of its refusal, or a ValueError."""
-    said: Mapping[str, Any] = reply.config_records.get(_RECORD, {})
-    code, content = said.get(_REFUSED), said.get(_NEXT)
+    values: Mapping[str, Any] = reply.config_records.get(_RECORD, {})
+    code, content = values.get(_REFUSED), values.get(_NEXT)
     if isinstance(code, int):
         return code
     if not isinstance(content, bytes):

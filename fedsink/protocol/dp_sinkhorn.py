@@ -1,8 +1,8 @@
 """Central mode: generated images go out, clipped and noised gradients come back.
 
-One message may ask for several uses of the mechanism, each a round of the
-plan with its own rows; they share plan, objective, view, run and share of the noise. The arrays of
-a message have the uses as their leading dimension, and so has the gradient of the answer.
+One message may ask for several rounds of the plan, each with its own rows; plan, objective, view,
+run and division of the noise are the same for all of them. The arrays of a message have the rounds
+as their leading dimension, and so has the gradient of the answer.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from fedsink.values import checks
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-MOST_USES = 2_000  # of one message; each costs time before any of them can be refused
+MOST_ROUNDS = 2_000  # of one message; each costs time before any of them can be refused
 
-_SHARED = ("plan", "objective", "view", "run", "share", "fixed_point")  # by all uses of a message
-_STACKED = ("rows", "row_labels", "potentials", "self_gradient")  # an array for each use
+_SHARED = ("plan", "objective", "view", "run", "share", "fixed_point")  # by all rounds of a message
+_STACKED = ("rows", "row_labels", "potentials", "self_gradient")  # an array for each round
 
 
 _DOMAIN = {
@@ -124,7 +124,7 @@ class Objective:
             )
 
     def diameter(self, radius: float, *, labels: bool) -> float:
-        """The largest distance of two points in a ball of this radius, with labels or without."""
+        """Returns the largest distance of two points in a ball, with labels or without."""
         # One-hot labels α_c·e_k are at most √2·α_c apart.
         return math.hypot(2.0 * radius, math.sqrt(2.0) * self.label_weight if labels else 0.0)
 
@@ -136,7 +136,7 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientRequest(CentralRequest):
-    """Asks one client for one use of the mechanism; see also `CentralRequest`."""
+    """Asks one client for one round of the mechanism; see also `CentralRequest`."""
 
     name = "dp_sinkhorn"
 
@@ -155,16 +155,18 @@ class GradientRequest(CentralRequest):
         return tuple(self.rows.shape)
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Returns the fields and arrays of a message with only this use."""
-        return _Uses.of([self]).parts()
+        """Returns the fields and arrays of a message with only this round."""
+        return _Rounds.of([self]).parts()
 
     @classmethod
     def from_record(cls, record: RecordDict) -> GradientRequest:
-        """Reads and checks a message with one use; any other is a ValueError."""
-        uses = unpack_requests(record)
-        if len(uses) != 1:
-            raise ValueError(f"Expected a message with one use, received one with {len(uses)}.")
-        return uses[0]
+        """Reads and checks a message with one round; any other is a ValueError."""
+        requests = unpack_requests(record)
+        if len(requests) != 1:
+            raise ValueError(
+                f"Expected a message with one round, received one with {len(requests)}."
+            )
+        return requests[0]
 
     def check(self) -> None:
         """Refuses a request whose parts do not fit together: a ValueError names the part."""
@@ -191,8 +193,8 @@ class GradientRequest(CentralRequest):
 
 
 def _round_numbers(values: Any) -> list[int]:
-    if len(values) > MOST_USES:
-        raise ValueError(f"A message asks for at most {MOST_USES} uses, not {len(values)}.")
+    if len(values) > MOST_ROUNDS:
+        raise ValueError(f"A message asks for at most {MOST_ROUNDS} rounds, not {len(values)}.")
     return [int(number) for number in values]
 
 
@@ -201,8 +203,8 @@ def _classes(values: Any) -> list[int | None]:
 
 
 @dataclass(frozen=True)
-class _Uses(Packable):
-    """The uses that one message asks for, side by side: rounds, labels and stacked arrays."""
+class _Rounds(Packable):
+    """The rounds that one message asks for, side by side: rounds, labels and stacked arrays."""
 
     kind = "gradient request"
 
@@ -220,14 +222,14 @@ class _Uses(Packable):
     self_gradient: Tensor
 
     @classmethod
-    def of(cls, requests: Sequence[GradientRequest]) -> _Uses:
+    def of(cls, requests: Sequence[GradientRequest]) -> _Rounds:
         """Lays the requests of one message side by side; raises like `packed_requests`."""
         if not requests:
-            raise ValueError("A message must ask for at least one use.")
+            raise ValueError("A message must ask for at least one round.")
         shared = [{name: getattr(request, name) for name in _SHARED} for request in requests]
         if any(others != shared[0] for others in shared):
             raise ValueError(
-                "The uses of one message share plan, objective, view and run, and the noise "
+                "The rounds of one message share plan, objective, view and run, and the noise "
                 "with as many clients."
             )
         stacked: dict[str, Any] = {
@@ -242,7 +244,7 @@ class _Uses(Packable):
         )
 
     def requests(self) -> list[GradientRequest]:
-        """Returns one request for each use; raises ValueError where lengths disagree."""
+        """Returns one request for each round; raises ValueError where lengths disagree."""
         if (
             not self.rounds
             or sorted(set(self.rounds)) != self.rounds
@@ -253,7 +255,7 @@ class _Uses(Packable):
             array = getattr(self, name)
             if array.ndim < 1 or len(array) != len(self.rounds):
                 raise ValueError(
-                    f"The message asks for {len(self.rounds)} uses, but its {name} do not."
+                    f"The message asks for {len(self.rounds)} rounds, but its {name} do not."
                 )
         shared = {name: getattr(self, name) for name in _SHARED}
         return [
@@ -268,16 +270,16 @@ class _Uses(Packable):
 
 
 def packed_requests(requests: Sequence[GradientRequest]) -> Packed:
-    """Returns the content of a message that asks for these uses, ordered by round.
+    """Returns the content of a message that asks for these rounds, ordered by round.
 
     A ValueError: there are none, or they differ in what a message says once.
     """
-    return _Uses.of(requests).packed()
+    return _Rounds.of(requests).packed()
 
 
 def unpack_requests(record: RecordDict) -> list[GradientRequest]:
-    """Reads and checks the uses that a message asks for; what does not fit is a ValueError."""
-    return checked(_Uses.from_record(record).requests())
+    """Reads and checks the rounds that a message asks for; what does not fit is a ValueError."""
+    return checked(_Rounds.from_record(record).requests())
 
 
 def checked(requests: list[GradientRequest]) -> list[GradientRequest]:

@@ -40,9 +40,9 @@ class Content:
         self._requests, self._record = requests, record
 
     @classmethod
-    def received(cls, said: RecordDict | Packed) -> Content:
+    def received(cls, payload: RecordDict | Packed) -> Content:
         """Wraps a record that has travelled, or its fields and arrays."""
-        return cls(None, lambda: said)
+        return cls(None, lambda: payload)
 
     @classmethod
     def later(cls) -> Content:
@@ -55,18 +55,18 @@ class Content:
 
     @cached_property
     def requests(self) -> Sequence[Any] | None:
-        """Requests, one for each use of the message; None: only the record is known."""
+        """Requests, one for each round of the message; None: only the record is known."""
         return None if self._requests is None else self._requests()
 
     @cached_property
-    def said(self) -> RecordDict | Packed:
+    def payload(self) -> RecordDict | Packed:
         """Fields and arrays of the message, for `digest`; a record only where one was given."""
         return self._record()
 
     @cached_property
     def record(self) -> RecordDict:
         """The message's content as it travels."""
-        return self.said.record() if isinstance(self.said, Packed) else self.said
+        return self.payload.record() if isinstance(self.payload, Packed) else self.payload
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Broadcast:
 
     content: Content  # of the message to each client
     nodes: Mapping[int, int]  # client number → node id, in increasing order of clients
-    shape: tuple[int, ...]  # of the finite values that each reply holds, all uses included
-    sharers: int = 1  # t′, number of replies whose noise adds up to the plan's
+    shape: tuple[int, ...]  # of the finite values that each reply holds, all rounds included
+    noise_parts: int = 1  # t′, number of replies whose noise adds up to the plan's
     fixed_point: FixedPoint | None = None  # of replies that are integers; None: they are floats
     cohort: Sequence[int] = ()  # all clients that the schedule asks the same, connected or not
     round: int = 0  # the first that the content asks for; it names the sum under masks
@@ -86,8 +86,7 @@ class Exchange(Sequence["Message"]):
     """The messages of one round, in client order; made when the first is asked for.
 
     Args:
-        message_type: as of Flower's messages.
-        group_id: as of Flower's messages.
+        message_type, group_id: those of Flower's messages.
         broadcasts: no client is in two of them.
         needed: number of answers that is enough once waiting for the others has ended; None: all.
         following: broadcasts of the next exchange, whose contents are not known yet
@@ -141,7 +140,7 @@ class Exchange(Sequence["Message"]):
         ]
 
 
-class Asked(list["Message"]):
+class MessageList(list["Message"]):
     """Messages, at most one to each node, whose replies are all wanted one by one."""
 
     def __init__(self, messages: Iterable[Message], needed: int) -> None:
@@ -202,5 +201,5 @@ class Roster(Protocol):
     """A grid that knows which client lives at which node without asking each of them."""
 
     def roster(self) -> Mapping[int, int]:
-        """Client number → node id; the same object again as long as nothing has changed."""
+        """Returns client number → node id; the same object again as long as nothing has changed."""
         ...

@@ -1,6 +1,6 @@
 """Central mode with critics at the clients: generated images go out, critics' gradients come back.
 
-A message asks for one use of the mechanism. Its reply is the sum of the clipped gradients of a
+A message asks for one round of the mechanism. Its reply is the sum of the clipped gradients of a
 client's critics at the message's rows, with noise.
 """
 
@@ -87,7 +87,7 @@ class Critics:
             )
 
     def architecture(self, view: View) -> Critic:
-        """The architecture on records in a view.
+        """Returns the architecture on records in a view.
 
         A ValueError: it does not fit the view, or all critics, or all their local generators, have
         more than `MOST_WEIGHTS`.
@@ -107,7 +107,7 @@ class Critics:
         return critic
 
     def local_generator(self, critic: Critic) -> LocalGenerator | None:
-        """Generator that each critic is trained against before its first round; None: none."""
+        """Returns the generator that each critic is trained against at first; None: none."""
         if not self.training.warm_generator:
             return None
         return LocalGenerator(critic.dimension, self.classes, self.scale)
@@ -118,7 +118,7 @@ class Critics:
         return Stream(b"fedsink critics", self.seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` inverts it."""
+        """Returns the JSON-able form, which `from_dict` reads."""
         return asdict(self)
 
     @classmethod
@@ -129,7 +129,7 @@ class Critics:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticRequest(CentralRequest):
-    """Asks one client for one use of the mechanism; see also `CentralRequest`."""
+    """Asks one client for one round of the mechanism; see also `CentralRequest`."""
 
     name = "gs_wgan"
     kind = "critic request"
@@ -165,9 +165,9 @@ class CriticRequest(CentralRequest):
                 f"The rows to train against have {self.fakes.shape[1]} coordinates, the others "
                 f"{self.rows.shape[1]}."
             )
-        kept = training.history * len(self.fakes)
-        if kept > MOST_FAKES:
+        rows = training.history * len(self.fakes)
+        if rows > MOST_FAKES:
             raise ValueError(
-                f"The critics would keep {kept} rows to train against, where {MOST_FAKES} is the "
+                f"The critics would keep {rows} rows to train against, where {MOST_FAKES} is the "
                 "most: send fewer, or choose a shorter history."
             )

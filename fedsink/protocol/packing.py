@@ -62,7 +62,7 @@ class Packed:
     arrays: Mapping[str, Bytes]  # by name
 
     def record(self) -> RecordDict:
-        """The content as Flower sends it."""
+        """Returns the content as Flower sends it."""
         # Imported here, so that requests can be answered where Flower is not installed.
         from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -73,7 +73,7 @@ class Packed:
 
 
 def packed(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Packed:
-    """JSON-able `fields`, the protocol's version and named `arrays`."""
+    """Returns the content of a message: JSON-able `fields`, our version, named `arrays`."""
     text = json.dumps({**fields, _VERSION: PROTOCOL_VERSION}, sort_keys=True)
     return Packed(text, {name: _bytes(tensor) for name, tensor in arrays.items()})
 
@@ -84,7 +84,7 @@ def pack(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> RecordDict:
 
 
 def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The inverse of `pack`; arrays are read without pickle.
+    """Returns the inverse of `pack`; arrays are read without pickle.
 
     Another version of the protocol, or none, is a ProtocolVersionError; what `pack` did not write,
     or fields longer or deeper than any request's, are a ValueError.
@@ -120,7 +120,7 @@ def payload_bytes(record: RecordDict) -> int:
 
 
 def digest(message_type: str, record: RecordDict | Packed) -> bytes:
-    """SHA-256 of everything a request says, so that a changed bit makes another request.
+    """Returns SHA-256 of everything a request says, so that a changed bit makes another request.
 
     The message type goes in first: one content sent as two types asks for two functions of the
     data. Every part goes in behind its length: no choice of names, types or bytes makes two
@@ -161,7 +161,7 @@ def _check_depth(value: object) -> None:
 
 
 def _parts(record: RecordDict | Packed) -> tuple[str, Mapping[str, Any]]:
-    """The fields as JSON, and the arrays, whose attributes are those of `Bytes`."""
+    """Returns the fields as JSON, and the arrays, whose attributes are those of `Bytes`."""
     if isinstance(record, Packed):
         return record.fields, record.arrays
     return str(record.config_records[_FIELDS]["json"]), record.array_records[_ARRAYS]

@@ -19,7 +19,7 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.domain import NOISE_MULTIPLIER, noise_scale
 from fedsink.protocol.packing import unpack
-from fedsink.protocol.requests import UNNAMED, Packable, run_name, stated
+from fedsink.protocol.requests import UNNAMED, Packable, json_fields, run_name
 from fedsink.values import is_number
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class LocalPlan:
 
     mechanism: str  # name of a local mechanism (`fedsink.privacy.LOCAL_MECHANISMS`)
     map: Map  # f, the data-independent map whose image has a public diameter
-    epsilon: float  # ε_x, the image's share
+    epsilon: float  # ε_x, the image's part of ε
     delta: float = 0.0  # δ of a mechanism that needs one, else 0
     label_epsilon: float | None = (
         None  # ε_l, randomized response on the label; None: no label leaves
@@ -94,7 +94,7 @@ class LocalPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON-able values; `from_dict` inverts it."""
-        return stated(self)
+        return json_fields(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> LocalPlan:

@@ -1,4 +1,4 @@
-"""Common parts of all messages: the run's name, a use of a plan and its reply, and their codec.
+"""Common parts of all messages: the run's name, a round of a plan and its reply, and their codec.
 
 `Packable` is the codec of all requests and replies. A dataclass that inherits it travels as a
 message, and is read again with the checks that its annotations name.
@@ -75,7 +75,7 @@ def table(value: object) -> dict[str, Any]:
     return value
 
 
-def stated(instance: Any) -> dict[str, Any]:
+def json_fields(instance: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass that are no tensors, as JSON-able values by name."""
     values = {part.name: getattr(instance, part.name) for part in fields(instance)}
     return {
@@ -102,17 +102,17 @@ class Packable:
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Returns the message's fields and its arrays."""
-        said: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         arrays: dict[str, Tensor] = {}
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, Packable):
                 inner, inner_arrays = value.parts()
-                said |= inner
+                values |= inner
                 arrays |= inner_arrays
             elif isinstance(value, Tensor):
                 arrays[part.name] = value
-        return said | stated(self), arrays
+        return values | json_fields(self), arrays
 
     def packed(self) -> Packed:
         """Returns the message's content without Flower's objects."""
@@ -130,7 +130,7 @@ class Packable:
             ProtocolVersionError: it was written under another version of the protocol.
             ValueError: it is malformed, or a reader refuses its field.
         """
-        said, arrays = unpack(record)
+        values, arrays = unpack(record)
 
         def value_of(name: str, hint: Any) -> Any:
             if hint is Tensor:
@@ -139,8 +139,8 @@ class Packable:
                 return hint.from_record(record)
             if get_origin(hint) is Annotated:
                 [read] = hint.__metadata__
-                return read(said[name])
-            return said[name]
+                return read(values[name])
+            return values[name]
 
         try:
             return cls(
@@ -159,17 +159,17 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CentralRequest(Packable, ABC):
-    """A request of the central mode: one use of a plan. A method adds what it asks for.
+    """A request of the central mode: one round of a plan. A method adds what it asks for.
 
     Attributes:
-        name: of the method, and of the answer that a node gives: the message is ``train.NAME``.
+        name: the name of the method and of its answer: the message is ``train.NAME``.
         label: the class whose records take part; None: records of every class.
-        round: the use's number in the plan, from 1.
+        round: its number in the plan, from 1.
         plan: sampler, clip, noise and their accounting; or that there are neither clip nor noise.
         run: public name of the run that asks.
         share: t′ ≥ 1, number of clients that one noise of the plan is spread over. 1: the reply
             holds all of the noise, and needs no other reply.
-        fixed_point: of the integers that are added up where the noise is shared; else None.
+        fixed_point: the grid of the integers that are added up; None: the noise is not shared.
     """
 
     name: ClassVar[str]
@@ -216,7 +216,7 @@ class CentralRequest(Packable, ABC):
             domain.noise_scale(self.own_plan.noise_std)
 
     def shared_noise(self, size: int) -> IntegerGaussian | None:
-        """Returns the mechanism of a reply with `size` values a use; None: no noise is shared.
+        """Returns the mechanism of a reply with `size` values a round; None: no noise is shared.
 
         Noise that does not fit into the integers is a PrivacyError.
         """
@@ -239,7 +239,7 @@ class CentralRequest(Packable, ABC):
 
         Args:
             total: sum of the totals of a block of clients, (1, ...).
-            stream: of the cohort's noise.
+            stream: the randomness of the cohort's noise.
             cohort: number of clients whose noise the part holds; 0: another part holds it.
         """
         shared = self.shared_noise(total.total.numel())
@@ -249,15 +249,15 @@ class CentralRequest(Packable, ABC):
 
 
 def pack_replies(released: Sequence[Tensor]) -> RecordDict:
-    """Returns the reply of the central mode: what each use releases, of one shape, and no more."""
+    """Returns the reply of the central mode: what each round releases, and no more."""
     return pack({}, {_RELEASED: torch.stack([*released])})
 
 
 def unpack_replies(record: RecordDict) -> Tensor:
-    """Returns what `pack_replies` was given, (uses, ...); a ValueError for any other message."""
+    """Returns what `pack_replies` was given, (rounds, ...); a ValueError for any other message."""
     released = unpack(record)[1].get(_RELEASED, torch.zeros(()))
     if released.ndim < 1:
-        raise ValueError("Malformed reply: it holds no values of each use.")
+        raise ValueError("Malformed reply: it holds no values of each round.")
     return released
 
 

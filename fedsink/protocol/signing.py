@@ -182,7 +182,7 @@ def signer(record: RecordDict, message_type: str, node: str, operators: Mapping[
             "The policy names operators, and nobody has signed this request: have the server's "
             "operator sign it, or leave [operators.keys] out."
         )
-    names = [name for name, known in operators.items() if known == public]
+    names = [name for name, key in operators.items() if key == public]
     if not names:
         raise UnknownOperatorError(
             f"The request is signed by {shown_key(public[:_BYTES])}, which is none of the policy's "
@@ -201,8 +201,8 @@ def _of_request(record: RecordDict, message_type: str, node: str) -> bytes:
     try:
         # A query of secure aggregation has no fields: it says nothing beside its trip.
         query = has_trip(record) and not has_fields(record)
-        said = packed({}, {}) if query else record
-        content = digest(message_type, said) + trip_bytes(record)
+        payload = packed({}, {}) if query else record
+        content = digest(message_type, payload) + trip_bytes(record)
     except Exception as error:  # a hostile record makes readers raise whatever they like
         raise ValueError(f"Malformed message: {type(error).__name__}.") from error
     return b"\0".join([b"fedsink request", node.encode(), content])
@@ -264,7 +264,7 @@ class StatedCharge:
     """One plan that a run was charged for."""
 
     adjacency: str  # of the account
-    plan: Mapping[str, Any]  # complete; of a share of noise also how it is shared
+    plan: Mapping[str, Any]  # complete; of a part of the noise also how it is shared
     epsilon: float | None  # None: the account has no ceiling
     delta: float
     rounds: int  # number of rounds that were answered
@@ -287,7 +287,7 @@ class ChargeStatement:
     client: int  # the node's number in it
     clients: int  # number of clients that its owner expects to take part
     noise: str  # how it draws noise, as privacy.json says it: "secret" or "secure"
-    aggregation: str  # the policy's rule for shares of the noise, as it was charged
+    aggregation: str  # the policy's rule for parts of the noise, as it was charged
     day: str  # of the signature, by the node's clock (UTC)
     charges: tuple[StatedCharge, ...]  # none: the node has answered nothing of the run
 
@@ -301,9 +301,9 @@ class ChargeStatement:
 
     def signed(self, key: NodeIdentityKey) -> dict[str, Any]:
         """Returns the statement, the node's public key and its signature as JSON values."""
-        said = read_json(json.dumps(asdict(self)))
-        signature = base64.b64encode(key.sign(FORMAT, _canonical(said))).decode()
-        return {"format": FORMAT, "statement": said, "key": key.shown, "signature": signature}
+        values = read_json(json.dumps(asdict(self)))
+        signature = base64.b64encode(key.sign(FORMAT, _canonical(values))).decode()
+        return {"format": FORMAT, "statement": values, "key": key.shown, "signature": signature}
 
     @classmethod
     def verified(cls, values: object) -> tuple[Self, str]:
@@ -318,11 +318,11 @@ class ChargeStatement:
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise ValueError(f"it is no {FORMAT}, which its owner gets by fedsink ledger statement")
         try:
-            said, public = values["statement"], read_key(values["key"])
+            stated_values, public = values["statement"], read_key(values["key"])
             signature = base64.b64decode(values["signature"], validate=True)
-            content = _canonical(said)
-            charges = tuple(StatedCharge(**charge) for charge in said["charges"])
-            statement = cls(**{**said, "charges": charges})
+            content = _canonical(stated_values)
+            charges = tuple(StatedCharge(**charge) for charge in stated_values["charges"])
+            statement = cls(**{**stated_values, "charges": charges})
         except ConfigError:
             raise ValueError("its key is no key of a node") from None
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -332,8 +332,8 @@ class ChargeStatement:
         return statement, shown_key(public)
 
 
-def _canonical(said: object) -> bytes:
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _canonical(values: object) -> bytes:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()
 
 
@@ -358,8 +358,8 @@ def identity_record(client: int) -> RecordDict:
 
 def stated_client(record: RecordDict) -> int:
     """Returns the client's number in an answer of a node that speaks this version."""
-    stated = _part(record, _IDENTITY)
-    version, client = stated.get("protocol"), stated.get("client")
+    identity = _part(record, _IDENTITY)
+    version, client = identity.get("protocol"), identity.get("client")
     if version != PROTOCOL_VERSION:
         raise ProtocolVersionError(version, PROTOCOL_VERSION)
     if isinstance(client, bool) or not isinstance(client, int) or client < 0:
@@ -384,23 +384,23 @@ def shown_receipts(record: RecordDict) -> list[str]:
     return shown
 
 
-class Given(NamedTuple):
+class NodeReceipt(NamedTuple):
     """Name of a node under a policy, and a receipt for its ledger."""
 
     name: str
     receipt: str
 
 
-def give(record: RecordDict, given: Given) -> None:
+def give(record: RecordDict, receipt: NodeReceipt) -> None:
     """Adds a node's name and receipt to its answer."""
-    _put(record, _GIVEN, **given._asdict())
+    _put(record, _GIVEN, **receipt._asdict())
 
 
-def given_by(record: RecordDict) -> Given | None:
+def node_receipt(record: RecordDict) -> NodeReceipt | None:
     """Returns the name and the receipt in a node's answer; None where either is unusable."""
     values = _part(record, _GIVEN)
-    given = Given(str(values.get("name", "")), str(values.get("receipt", "")))
-    return given if all(0 < len(text) <= LONGEST for text in given) else None
+    receipt = NodeReceipt(str(values.get("name", "")), str(values.get("receipt", "")))
+    return receipt if all(0 < len(text) <= LONGEST for text in receipt) else None
 
 
 def ask_statement(record: RecordDict, run: str) -> None:

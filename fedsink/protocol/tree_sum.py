@@ -78,7 +78,7 @@ class TreeSum:
         return finite
 
     def parts(self) -> list[tuple[int, Tensor]]:
-        """The sums of whole subtrees, each under the number of its first block.
+        """Returns the sums of whole subtrees, each under the number of its first block.
 
         All are in float64 or int64, except the sum of a single block, which may still be in
         float32.
@@ -87,7 +87,7 @@ class TreeSum:
         return list(self._parts)
 
     def total(self) -> Tensor:
-        """The sum of everything that was added, unless a block of another range lies between."""
+        """Returns the sum of what was added, unless a block of another range lies between."""
         parts = self.parts()
         if len(parts) != 1:
             raise ValueError(f"There are {len(parts)} partial sums, not one.")
@@ -125,5 +125,5 @@ def _widened(values: Tensor, *, copy: bool = False) -> Tensor:
 
 
 def _level(left: int, right: int) -> int:
-    """Height of the smallest subtree that holds both."""
+    """Returns the height of the smallest subtree that holds both."""
     return (left ^ right).bit_length()

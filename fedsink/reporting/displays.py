@@ -33,8 +33,8 @@ class ForgivingStream:
 
     def write(self, text: str) -> int:
         """Writes `text` if that is still possible; returns its length either way."""
-        said = text.encode(self.encoding, "replace").decode(self.encoding)
-        self._try(lambda stream: stream.write(said))
+        printable = text.encode(self.encoding, "replace").decode(self.encoding)
+        self._try(lambda stream: stream.write(printable))
         return len(text)
 
     def flush(self) -> None:

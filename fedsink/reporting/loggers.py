@@ -29,7 +29,7 @@ class Observer:
 
     Attributes:
         package: imported by the observer, from the extra of its name; None: none.
-        folder, name: of the run.
+        folder, name: those of the run.
         config: by dotted keys, without those that name files of this machine.
         privacy: content of privacy.json.
     """
@@ -40,26 +40,26 @@ class Observer:
         self.folder, self.privacy = folder, dict(privacy)
         self.name = str(config.get("run", {}).get("name", folder.name))
         # No tracking server needs the names of this machine's files.
-        stated = leaves({group: values for group, values in config.items() if group != "run"})
-        self.config = {key: value for key, value in stated if key not in (*PLACES, "start")}
+        settings = leaves({group: values for group, values in config.items() if group != "run"})
+        self.config = {key: value for key, value in settings if key not in (*PLACES, "start")}
 
     def begin(self, round: int) -> None:
-        """Training begins after `round`: 0, or the checkpoint's."""
+        """Called when training begins after `round`: 0, or the checkpoint's."""
 
     def metrics(self, line: Mapping[str, Any]) -> None:
-        """A line was written to metrics.jsonl."""
+        """Called when a line was written to metrics.jsonl."""
 
     def picture(self, round: int, path: Path) -> None:
-        """A PNG that shows `round` was written to samples/."""
+        """Called when a PNG that shows `round` was written to samples/."""
 
     def keep(self) -> None:
-        """A checkpoint is about to be written: store all events so far."""
+        """Called when a checkpoint is about to be written: store all events so far."""
 
     def end(self, ending: Ending) -> None:
-        """Training has ended."""
+        """Called when training has ended."""
 
     def evaluated(self, path: Path, figures: Mapping[str, Any]) -> None:
-        """The finished run was evaluated: `figures` were written to `path`, a JSON file."""
+        """Called when the finished run was evaluated: `path`, a JSON file, has the `figures`."""
 
 
 class Observers(Observer):
@@ -109,8 +109,8 @@ class TensorBoardLogger(Observer):
 
         place = str(self.folder / "tensorboard")
         self._writer = SummaryWriter(place, purge_step=round + 1 if round else 0)
-        stated = {"configuration": self.config, "privacy": self.privacy} if round == 0 else {}
-        for name, values in stated.items():
+        texts = {"configuration": self.config, "privacy": self.privacy} if round == 0 else {}
+        for name, values in texts.items():
             text = json.dumps(values, indent=2, ensure_ascii=False)
             self._writer.add_text(name, f"```\n{text}\n```", 0)
 
@@ -155,8 +155,8 @@ class MLflowLogger(Observer):
         tags = {"fedsink.run": self.name}
         run = self._client.create_run(self._experiment, tags=tags, run_name=self.folder.name)
         self._run = run.info.run_id
-        stated = {f"privacy.{key}": self.privacy[key] for key in ("epsilon", "delta")}
-        params = [Param(key, str(value)[:500]) for key, value in (self.config | stated).items()]
+        promise = {f"privacy.{key}": self.privacy[key] for key in ("epsilon", "delta")}
+        params = [Param(key, str(value)[:500]) for key, value in (self.config | promise).items()]
         self._client.log_batch(self._run, params=params)
         self._client.log_dict(self._run, self.privacy, "privacy.json")
 
@@ -173,8 +173,10 @@ class MLflowLogger(Observer):
 
         self._client = MlflowClient(tracking_uri=uri)
         named = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedsink")
-        known = self._client.get_experiment_by_name(named)
-        self._experiment = known.experiment_id if known else self._client.create_experiment(named)
+        experiment = self._client.get_experiment_by_name(named)
+        self._experiment = (
+            experiment.experiment_id if experiment else self._client.create_experiment(named)
+        )
         runs = self._client.search_runs([self._experiment], f"tags.`fedsink.run` = '{self.name}'")
         self._run = runs[0].info.run_id if runs else None
         return bool(runs)

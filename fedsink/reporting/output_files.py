@@ -47,7 +47,7 @@ def truncate_jsonl(path: str | os.PathLike[str], key: str, last: int) -> int:
 
     Args:
         path: a file written by `append_jsonl`.
-        key: of a whole number in every line, for instance "round".
+        key: the key of a whole number in every line, for instance "round".
         last: the last value to keep.
 
     Returns:
@@ -61,7 +61,7 @@ def truncate_jsonl(path: str | os.PathLike[str], key: str, last: int) -> int:
         return 0
     content = target.read_bytes()
     lines = content.splitlines()
-    kept = []
+    complete = []
     for number, line in enumerate(lines, start=1):
         values = _decode(line)
         if values is None:
@@ -78,10 +78,10 @@ def truncate_jsonl(path: str | os.PathLike[str], key: str, last: int) -> int:
                 "the file belongs to another run."
             )
         if value <= last:
-            kept.append(line + b"\n")
-    if b"".join(kept) != content:
-        write_atomic(target, b"".join(kept))
-    return len(kept)
+            complete.append(line + b"\n")
+    if b"".join(complete) != content:
+        write_atomic(target, b"".join(complete))
+    return len(complete)
 
 
 def _decode(line: bytes) -> dict[str, object] | None:

@@ -130,7 +130,7 @@ class Progress:
             self._output.flush()
 
     def _html(self) -> dict[str, str]:
-        """A line of text behind a bar, without scripts and widgets; a stored notebook keeps it."""
+        """Returns a line of text behind a bar, without scripts: a stored notebook keeps it."""
         (task,) = self._bar.tasks
         bar = f'<progress value="{task.completed}" max="{self.total}"></progress>'
         text = task.description

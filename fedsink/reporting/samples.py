@@ -24,9 +24,9 @@ def write_npz(path: Path, images: Tensor, labels: Tensor, *, as_bytes: bool = Tr
     """Writes x (pictures: uint8, (n, C, H, W); points: float32, (n, d)) and y (int64, (n,)).
 
     Args:
-        path: of the file.
+        path: the file.
         images: in [0, 1].
-        labels: of the images.
+        labels: the labels of the images.
         as_bytes: round pictures to uint8; False: float32 in [0, 1], as DPImageBench reads them.
     """
     x = _bytes(images) if as_bytes and images.ndim == 4 else images

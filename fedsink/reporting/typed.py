@@ -72,8 +72,8 @@ def shown(key: str, value: object) -> str:
 def shown_settings(config: Config) -> dict[str, str]:
     """Returns every key of a configuration and its value, as a page shows it."""
     left_out = (*_OF_NO_SETTING, "scale")
-    kept = {key: value for key, value in config.items() if key not in left_out}
-    return {key: shown(key, value) for key, value in leaves(kept)}
+    settings = {key: value for key, value in config.items() if key not in left_out}
+    return {key: shown(key, value) for key, value in leaves(settings)}
 
 
 def _typed(key: str, value: Any, place: str | None) -> str:

@@ -131,13 +131,13 @@ class ClientSession:
     # Trip 0 ------------------------------------------------------------------------------------
 
     def keys(self) -> bytes:
-        """Trip 0: returns this client's row of the roster, the same whenever it is asked."""
+        """Returns in trip 0 this client's row of the roster, the same whenever it is asked."""
         return self._once(0, b"", self._advertise)
 
     def _advertise(self, _: bytes) -> bytes:
         channel, mask = self._random(SECRET_BYTES), self._random(SECRET_BYTES)
-        known = self._identity.public, self._identity.certificate
-        entry = Entry(self.client, *known, public_of(channel), public_of(mask), b"")
+        signer = self._identity.public, self._identity.certificate
+        entry = Entry(self.client, *signer, public_of(channel), public_of(mask), b"")
         signature = self._identity.sign("keys", self.parameters.digest, entry.signed)
         self._memory.channel, self._memory.mask = channel, mask
         return number(self.client) + entry.rest + signature
@@ -145,7 +145,7 @@ class ClientSession:
     # Trip 1 ------------------------------------------------------------------------------------
 
     def shares(self, roster: bytes) -> bytes:
-        """Trip 1: returns shares of both secrets, encrypted for each neighbour in the roster U₁."""
+        """Returns in trip 1 shares of both secrets, encrypted for its neighbours in U₁."""
         return self._once(1, roster, self._share)
 
     def _share(self, content: bytes) -> bytes:
@@ -194,7 +194,7 @@ class ClientSession:
     def masked(
         self, forwarded: bytes, request: bytes, vector: Callable[[], NDArray[np.int64]]
     ) -> bytes:
-        """Trip 2: returns the masked vector y_u, `masks.packed`.
+        """Returns in trip 2 the masked vector y_u, `masks.packed`.
 
         `forwarded` is U₂ with the shares that neighbours encrypted for this client, `request` the
         digest r of what the vector answers. `vector` computes x_u, once and after everything is
@@ -257,7 +257,7 @@ class ClientSession:
     # Trip 3 ------------------------------------------------------------------------------------
 
     def survivors(self, survivors: bytes) -> bytes:
-        """Trip 3: returns this client's signature over roster, sharers and survivors U₃."""
+        """Returns in trip 3 this client's signature over roster, sharers and survivors U₃."""
         return self._once(3, survivors, self._sign)
 
     def _sign(self, content: bytes) -> bytes:
@@ -277,7 +277,7 @@ class ClientSession:
     # Trip 4 ------------------------------------------------------------------------------------
 
     def unmask(self, signatures: bytes) -> bytes:
-        """Trip 4: returns one share of each client around this one, and forgets all secrets.
+        """Returns in trip 4 one share of each client around this one, and forgets all secrets.
 
         The signatures are survivors', over the statement that this client signed.
         """
@@ -317,14 +317,14 @@ class ClientSession:
         if not isinstance(content, bytes):
             raise MalformedTripError(f"The trip {TRIPS[trip]!r} is asked with bytes.")
         answers = self._memory.answers
-        known = hashlib.sha256(hashlib.sha256(request).digest() + content).digest()
+        question = hashlib.sha256(hashlib.sha256(request).digest() + content).digest()
         if trip > len(answers):
             raise OutOfTurnError(
                 f"The trip {TRIPS[trip]!r} comes after {TRIPS[trip - 1]!r}, which was not asked."
             )
         if trip == len(answers):
-            answers.append((known, answer(content)))
-        elif answers[trip][0] != known or not answers[trip][1]:
+            answers.append((question, answer(content)))
+        elif answers[trip][0] != question or not answers[trip][1]:
             raise AnsweredError(
                 f"This client has answered the trip {TRIPS[trip]!r} already: for other content, or "
                 "it has forgotten the answer, since it has unmasked."
@@ -375,8 +375,8 @@ class ClientSession:
             if name != "answers"
         }
         answers = [[b64encode(part).decode() for part in pair] for pair in self._memory.answers]
-        stated = {"parameters": self.parameters.to_dict(), "client": self.client}
-        return dumps({**stated, "memory": memory, "answers": answers}).encode()
+        values = {"parameters": self.parameters.to_dict(), "client": self.client}
+        return dumps({**values, "memory": memory, "answers": answers}).encode()
 
     @classmethod
     def from_bytes(
@@ -388,12 +388,15 @@ class ClientSession:
     ) -> ClientSession:
         """Reads what `to_bytes` wrote; refuses parameters that a new session would refuse, too."""
         try:
-            stated: dict[str, Any] = read_json(content)
-            parameters = Parameters.from_dict(stated["parameters"])
-            session = cls(parameters, stated["client"], identity, rules, random)
+            values: dict[str, Any] = read_json(content)
+            parameters = Parameters.from_dict(values["parameters"])
+            session = cls(parameters, values["client"], identity, rules, random)
             session._memory = _Memory(
-                **{name: b64decode(text) for name, text in stated["memory"].items()},
-                answers=[(b64decode(asked), b64decode(said)) for asked, said in stated["answers"]],
+                **{name: b64decode(text) for name, text in values["memory"].items()},
+                answers=[
+                    (b64decode(question), b64decode(answer))
+                    for question, answer in values["answers"]
+                ],
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise MalformedTripError(f"This is no session of a message: {error}.") from error

@@ -96,8 +96,8 @@ class Parameters:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of all numbers and the protocol's version."""
-        stated = {"protocol": PROTOCOL, **self.to_dict()}
-        return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).digest()
+        values = {"protocol": PROTOCOL, **self.to_dict()}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "clients": list(self.clients)}

@@ -26,7 +26,7 @@ def number(client: int) -> bytes:
 
 
 def joined(content: Iterable[tuple[int, bytes]]) -> bytes:
-    """Rows of (client, rest), ordered by client."""
+    """Returns the bytes of rows (client, rest), ordered by client."""
     return b"".join(number(client) + rest for client, rest in sorted(content))
 
 
@@ -47,7 +47,7 @@ def rows(content: bytes, rest: int, what: str) -> list[tuple[int, bytes]]:
 
 
 def named(clients: Iterable[int]) -> bytes:
-    """A set of clients; `names` reads it."""
+    """Returns the bytes of a set of clients; `names` reads them."""
     return joined((client, b"") for client in clients)
 
 
@@ -102,7 +102,7 @@ class KeyRoster:
 
 
 def forwarded(sharers: Iterable[int], boxes: Iterable[tuple[int, bytes]]) -> bytes:
-    """The message of trip 2: U₂, and the shares that neighbours encrypted for one client."""
+    """Returns what trip 2 sends: U₂, and the shares that neighbours encrypted for a client."""
     everybody = named(sharers)
     return number(len(everybody)) + everybody + joined(boxes)
 

@@ -62,8 +62,8 @@ class FinishedRun:
     def _labels(
         self, n: int, stream: Stream, balanced: bool, classes: Sequence[str] | None
     ) -> Tensor:
-        chosen, prior = torch.arange(len(self.prior)), self.prior
-        if len(chosen) == 1 and (balanced or classes is not None):
+        labels, prior = torch.arange(len(self.prior)), self.prior
+        if len(labels) == 1 and (balanced or classes is not None):
             key = "balanced=true" if balanced else "classes="
             raise ConfigError(
                 f"{key} needs a generator that tells classes apart, and that of {self.folder.path} "
@@ -76,8 +76,8 @@ class FinishedRun:
                 )
             if not classes:
                 raise ConfigError("classes= names no class: name one, or leave it out.")
-            chosen = torch.tensor([self.names.index(name) for name in classes])
-            prior = prior[chosen]
+            labels = torch.tensor([self.names.index(name) for name in classes])
+            prior = prior[labels]
             if not balanced and not prior.sum() > 0:
                 raise ConfigError(
                     f"No record of {' or '.join(classes)} was found in training, so that nothing "
@@ -85,9 +85,9 @@ class FinishedRun:
                 )
             prior = prior / prior.sum()
         if balanced:
-            return chosen[torch.arange(n) % len(chosen)][stream.child("order").permutation(n)]
+            return labels[torch.arange(n) % len(labels)][stream.child("order").permutation(n)]
         place = torch.searchsorted(prior.cumsum(0), stream.uniform(n).to(prior))
-        return chosen[place.clamp(max=len(chosen) - 1)]
+        return labels[place.clamp(max=len(labels) - 1)]
 
 
 def shown_map(privacy: Mapping[str, Any]) -> Map | None:
@@ -99,8 +99,8 @@ def shown_map(privacy: Mapping[str, Any]) -> Map | None:
     if privacy.get("model") != "ldp":
         return None  # also after a local start, whose map the run's own method does not know
     start = privacy.get("start")
-    stated = (privacy, start if isinstance(start, Mapping) else {})
-    maps = [map_from_dict(entry["map"]) for entry in stated if entry.get("map")]
+    promises = (privacy, start if isinstance(start, Mapping) else {})
+    maps = [map_from_dict(entry["map"]) for entry in promises if entry.get("map")]
     return max(maps, key=lambda used: used.dimension, default=None)
 
 
@@ -144,7 +144,7 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
 
 
 def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, Any]]:
-    """The record of a finished run, with its privacy.json and its metrics.json."""
+    """Returns the record of a finished run, with its privacy.json and its metrics.json."""
     recorded = RecordedRun.of(text)
     path = recorded.folder.path
     privacy, result = recorded.privacy, recorded.result
@@ -156,8 +156,9 @@ def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, A
             f"The run in {path} is damaged: {recorded.folder.privacy.name} is missing."
         )
     prior = result.get("label_prior")
-    shares = [as_float(share) for share in prior] if isinstance(prior, list) else []
-    if not shares or not all(0.0 <= share <= 1.0 for share in shares) or not sum(shares) > 0.0:
+    fractions = [as_float(fraction) for fraction in prior] if isinstance(prior, list) else []
+    within = all(0.0 <= fraction <= 1.0 for fraction in fractions)
+    if not (fractions and within and sum(fractions) > 0.0):
         raise CheckpointError(
             f"The run in {path} is damaged: label_prior in {recorded.folder.metrics.name} is no "
             "list of probabilities."

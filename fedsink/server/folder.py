@@ -63,7 +63,7 @@ class RunFolder:
 
     @classmethod
     def fresh(cls, path: Path) -> RunFolder:
-        """A folder that holds no run yet; one that holds something is refused."""
+        """Returns a folder that holds no run yet; one that holds something is refused."""
         folder = cls(path)
         taken = folder.path.exists() and not folder.path.is_dir()
         if taken or (folder.path.is_dir() and any(folder.path.iterdir())):
@@ -76,7 +76,7 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
-        """A folder that holds a run."""
+        """Returns a folder that holds a run."""
         folder = cls(path)
         if not own_file(folder.config):
             raise CheckpointError(
@@ -147,14 +147,14 @@ def locked(descriptor: int, taken: str) -> Iterator[None]:
 
 
 def command_for(command: str, key: str, path: Path) -> str:
-    """`fedsink COMMAND key=path` as typed in any shell, whatever the path's letters are."""
+    """Returns `fedsink COMMAND key=path` as typed in any shell, whatever the path's letters are."""
     return f"{typed_name()} {command} {shlex.quote(f'{key}={path}')}"
 
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
     """Writes config.yaml: from then on the folder is one that can be resumed."""
-    stated = {"format": FORMAT, "fedsink": __version__, **config}
-    text = yaml.dump(stated, Dumper=_Writer, allow_unicode=True, sort_keys=False)
+    content = {"format": FORMAT, "fedsink": __version__, **config}
+    text = yaml.dump(content, Dumper=_Writer, allow_unicode=True, sort_keys=False)
     write_atomic(folder.config, text.encode())
 
 
@@ -211,11 +211,11 @@ class _Reader(SafeLoader):
     }
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        stated: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
-            if str(key.value) in stated:
+            if str(key.value) in keys:
                 raise ValueError(f"it states the key {str(key.value)[:40]!r} twice")
-            stated.add(str(key.value))
+            keys.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -249,7 +249,7 @@ def sha256_of(path: Path) -> str:
 
 
 def check_sums(folder: Path, names: Sequence[str]) -> None:
-    """Refuses files that are not those of the run's end, by SHA256SUMS, and links."""
+    """Refuses links, and files that differ from those of the run's end (SHA256SUMS)."""
     sums = read_sums(folder) if (folder / SUMS).exists() else {}
     for name in names:
         path = folder / name
@@ -265,10 +265,10 @@ def check_sums(folder: Path, names: Sequence[str]) -> None:
 def note_sums(folder: Path, names: Sequence[str] = SUMMED) -> None:
     """Writes the sums of these files, those that exist, and keeps the sums of others."""
     target = folder / SUMS
-    known = read_sums(folder) if target.exists() else {}
-    known.pop("nodes.json", None)
+    earlier = read_sums(folder) if target.exists() else {}
+    earlier.pop("nodes.json", None)
     new = {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
-    text = "".join(f"{digest}  {name}\n" for name, digest in sorted((known | new).items()))
+    text = "".join(f"{digest}  {name}\n" for name, digest in sorted((earlier | new).items()))
     write_atomic(target, text.encode())
 
 

@@ -226,7 +226,7 @@ class _Training:
             "epsilon": _finite(strategy.epsilon_so_far()),
             "label_prior": strategy.label_prior().tolist(),
         }
-        stated = read_json(folder.privacy.read_bytes()) if folder.privacy.is_file() else {}
+        privacy = read_json(folder.privacy.read_bytes()) if folder.privacy.is_file() else {}
         more: dict[str, Any] = {}
         if strategy.missed:  # public, since the server knows who missed messages
             missed = sorted(strategy.missed.items())
@@ -240,11 +240,11 @@ class _Training:
                     "late was charged and not used."
                 ),
             }
-        if "public" in stated:  # of exactly these weights: see `statement_of`
+        if "public" in privacy:  # of exactly these weights: see `statement_of`
             digest = sha256_of(folder.path / WEIGHTS)
-            more["public"] = stated["public"] | {"generator_sha256": digest}
+            more["public"] = privacy["public"] | {"generator_sha256": digest}
         if more:
-            folder.write(folder.privacy, stated | more)
+            folder.write(folder.privacy, privacy | more)
         note_sums(folder.path)
         folder.write(folder.metrics, result)
         return result

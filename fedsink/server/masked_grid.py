@@ -32,10 +32,10 @@ from fedsink.protocol.aggregation import (
     sum_name,
 )
 from fedsink.protocol.exchange import (
-    Asked,
     Broadcast,
     Exchange,
     Keeper,
+    MessageList,
     Reduction,
     Roster,
     Sum,
@@ -133,7 +133,7 @@ class _Cohort:
             clients=clients,
             bits=broadcast.fixed_point.bits,
             length=int(np.prod(broadcast.shape)),
-            minimum=min(max(2, broadcast.sharers), len(clients)),
+            minimum=min(max(2, broadcast.noise_parts), len(clients)),
         )
         self.session = ServerSession(self.parameters)
         self.void: VoidMessageError | None = None  # why there is no sum
@@ -159,21 +159,21 @@ class _Cohort:
         if trip == KEYS:
             return dict.fromkeys(connected, b"")
         if trip == SHARES:
-            said = dict.fromkeys(session.members(), session.roster())
+            contents = dict.fromkeys(session.members(), session.roster())
         elif trip == MASKED:
-            said = {client: session.forwarded(client) for client in session.sharers()}
+            contents = {client: session.forwarded(client) for client in session.sharers()}
         elif trip == SURVIVORS:
             survivors = session.survivors()
-            said = dict.fromkeys(session.vectors(), survivors)
+            contents = dict.fromkeys(session.vectors(), survivors)
         else:
-            said = dict.fromkeys(session.signers(), session.signatures())
-        return {client: content for client, content in said.items() if client in connected}
+            contents = dict.fromkeys(session.signers(), session.signatures())
+        return {client: content for client, content in contents.items() if client in connected}
 
     def sum(self) -> Sum | None:
         """Returns the sum of the survivors' integers; None where the message is void."""
         if self.void is not None:
             return None
-        request = digest(self._type, self.broadcast.content.said)
+        request = digest(self._type, self.broadcast.content.payload)
         try:
             integers, survivors = self.session.result(request)
         except VoidMessageError as error:
@@ -183,13 +183,13 @@ class _Cohort:
         return Sum(torch.from_numpy(integers).reshape(self.broadcast.shape), len(survivors))
 
 
-class _Asked(NamedTuple):
+class _Errand(NamedTuple):
     """A trip of one cohort to one client."""
 
     client: int
     trip: str
     cohort: _Cohort
-    said: Trip
+    content: Trip
 
 
 class _Trips:
@@ -207,7 +207,7 @@ class _Trips:
 
         `following` are the cohorts of the next exchange, which are asked the trip's `AHEAD`.
         """
-        asked: dict[int, list[_Asked]] = {}  # node → a trip, or a trip and that of the next sum
+        asked: dict[int, list[_Errand]] = {}  # node → a trip, or a trip and that of the next sum
         for one in (*self._asked(trip, cohorts), *self._asked(AHEAD.get(trip, ""), following)):
             asked.setdefault(one.cohort.broadcast.nodes[one.client], []).append(one)
         messages, group = [], self._exchange.group_id
@@ -218,7 +218,7 @@ class _Trips:
                 query = first.trip != MASKED  # which is the next sum's where a node is new to it
                 kind = f"query.{first.trip}" if query else self._exchange.message_type
                 about = {} if query else dict(first.cohort.broadcast.content.record)
-                record = put_trip(RecordDict(about), first.said, *(one.said for one in ahead))
+                record = put_trip(RecordDict(about), first.content, *(one.content for one in ahead))
                 messages.append(
                     Message(record, dst_node_id=node, message_type=kind, group_id=group)
                 )
@@ -226,7 +226,7 @@ class _Trips:
             return
         place = list(_TAKE).index(trip)
         needed = sum(c.session.needed(place) for c in cohorts if c.void is None)
-        replies = self._grid.send_and_receive(Asked(messages, needed), timeout=self._timeout)
+        replies = self._grid.send_and_receive(MessageList(messages, needed), timeout=self._timeout)
         for reply in replies:
             both = asked[reply.metadata.src_node_id]
             if reply.has_error():
@@ -244,7 +244,7 @@ class _Trips:
                 if not fits:
                     log.warning("client %s answered %s with something else", one.client, one.trip)
 
-    def _asked(self, trip: str, cohorts: Sequence[_Cohort]) -> Iterator[_Asked]:
+    def _asked(self, trip: str, cohorts: Sequence[_Cohort]) -> Iterator[_Errand]:
         for cohort in cohorts:
             if cohort.void is not None:
                 continue
@@ -254,7 +254,7 @@ class _Trips:
                 cohort.void = error
                 continue
             for client, content in contents.items():
-                yield _Asked(client, trip, cohort, Trip(cohort.parameters, content))
+                yield _Errand(client, trip, cohort, Trip(cohort.parameters, content))
 
 
 def _warn(client: int, code: int) -> None:

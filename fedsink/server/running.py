@@ -89,7 +89,7 @@ class ServerSettings:
         return f"server|{self.server_seed}".encode()
 
     def identity(self) -> dict[str, Any]:
-        """Values that a checkpoint must share with a run that continues from it."""
+        """Returns the values that a checkpoint must share with a run that continues from it."""
         public = {
             "strategy": self.strategy.identity(),
             "generator": [self.generator, self.generator_options],

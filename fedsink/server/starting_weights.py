@@ -42,15 +42,15 @@ def statement_of(source: Path) -> dict[str, Any]:
         - It names the map of a local start, whose band pictures are drawn in.
     """
     try:
-        stated: Any = read_json((source / "privacy.json").read_bytes())
+        privacy: Any = read_json((source / "privacy.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         raise ConfigError(
             f"start={source} has no readable privacy.json, so that nothing says what its generator "
             "was trained on: name the folder of a run with public=true."
         ) from None
-    public = stated.get("public") if isinstance(stated, Mapping) else None
+    public = privacy.get("public") if isinstance(privacy, Mapping) else None
     if not isinstance(public, Mapping):
-        epsilon = stated.get("epsilon") if isinstance(stated, Mapping) else None
+        epsilon = privacy.get("epsilon") if isinstance(privacy, Mapping) else None
         spent = "nothing protects them" if epsilon is None else f"ε = {epsilon:.4g} was spent"
         raise ConfigError(
             f"start={source} was trained on private data: its privacy.json says that {spent}, and "
@@ -66,8 +66,8 @@ def statement_of(source: Path) -> dict[str, Any]:
             f"start={source}: {WEIGHTS} is not what its privacy.json says was trained on public "
             "data (public.generator_sha256): restore it from a copy, or train it again."
         )
-    kept = {"map": stated["map"]} if "map" in stated else {}
-    return {"start": {"generator_sha256": digest, **public, **kept, "meaning": MEANING}}
+    map_of_start = {"map": privacy["map"]} if "map" in privacy else {}
+    return {"start": {"generator_sha256": digest, **public, **map_of_start, "meaning": MEANING}}
 
 
 def put_in_place(generator: Generator, source: Path) -> None:

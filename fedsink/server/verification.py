@@ -26,7 +26,7 @@ from fedsink.server.folder import (
     read_sums,
     sha256_of,
 )
-from fedsink.strategies.restated import Restated, agree, restated
+from fedsink.strategies.restated import Restatement, agree, restated
 from fedsink.values import Config
 
 SIGNED, CONSISTENT, UNPROTECTED, REFUSED = "signed", "consistent", "unprotected", "refused"
@@ -66,10 +66,10 @@ class Verdict:
     nodes: list[dict[str, Any]] = field(default_factory=list)  # what each has signed
 
 
-def verdict_on(path: Path, known: Mapping[str, str] | None = None) -> Verdict:
+def verdict_on(path: Path, keys: Mapping[str, str] | None = None) -> Verdict:
     """Returns the verdict on a folder with privacy.json: a run's, or a published generator's.
 
-    `known` has the names of nodes by their public keys (``ed25519:…``), from elsewhere than the
+    `keys` has the names of nodes by their public keys (``ed25519:…``), from elsewhere than the
     folder; None: nobody vouches for keys.
 
     Guarantees:
@@ -86,14 +86,14 @@ def verdict_on(path: Path, known: Mapping[str, str] | None = None) -> Verdict:
             "what lay beside it."
         )
     try:
-        stated = run.privacy or {}
-        plan = restated(stated)
+        privacy = run.privacy or {}
+        plan = restated(privacy)
     except (FedsinkError, OSError, RecursionError, OverflowError, MemoryError) as error:
         verdict.reasons.append(f"privacy.json cannot be verified: {_sentence(error)}")
         _check_files(run.folder, verdict)
         return verdict
-    same = stated.get("fedsink") == __version__
-    for where, expected, found in _differences(plan.entries, stated):
+    same = privacy.get("fedsink") == __version__
+    for where, expected, found in _differences(plan.entries, privacy):
         if not same and _SENTENCES.intersection(where.split(".")):
             verdict.unvouched = ["the words of privacy.json, which are of another version"]
         elif where not in _PLAIN | _VOUCHED.keys():
@@ -102,25 +102,25 @@ def verdict_on(path: Path, known: Mapping[str, str] | None = None) -> Verdict:
                 f"{_short(expected)}."
             )
     if verdict.reasons and not same:
-        verdict.notes.append(f"It says that fedsink {_short(stated.get('fedsink'))} wrote it.")
-    verdict.unvouched += [what for name, what in _VOUCHED.items() if name in stated]
+        verdict.notes.append(f"It says that fedsink {_short(privacy.get('fedsink'))} wrote it.")
+    verdict.unvouched += [what for name, what in _VOUCHED.items() if name in privacy]
     verdict.epsilons, verdict.left_out = dict(plan.epsilons), dict(plan.left_out)
     names = ("model", "epsilon", "delta", "unit", "adjacency", "accountant")
-    verdict.promise = {name: plan.entries.get(name) for name in names} | {"run": stated.get("run")}
+    verdict.promise = {name: plan.entries.get(name) for name in names} | {"run": privacy.get("run")}
     config: Config = {"data": {"nominal_records": plan.records}}
     with suppress(CheckpointError, ConfigError):  # only cautions rest on it
         config = run.config if own_file(run.folder.config) else config
     verdict.notes += cautions(plan.entries, config)
-    if stated.get("noise") == _REPRODUCIBLE:
+    if privacy.get("noise") == _REPRODUCIBLE:
         verdict.notes.append(
             "The noise is computed from a published seed, and whoever knows it can subtract it: ε "
             "describes the mechanism, and no record of this run is protected by it."
         )
     _check_files(run.folder, verdict)
-    _check_nodes(run, plan, known, verdict)
+    _check_nodes(run, plan, keys, verdict)
     if not verdict.reasons:
-        verdict.verdict = CONSISTENT if known is None or verdict.gaps else SIGNED
-        if not plan.epsilons or stated.get("noise") == _REPRODUCIBLE:
+        verdict.verdict = CONSISTENT if keys is None or verdict.gaps else SIGNED
+        if not plan.epsilons or privacy.get("noise") == _REPRODUCIBLE:
             verdict.verdict = UNPROTECTED
     return verdict
 
@@ -169,10 +169,14 @@ def _check_files(folder: RunFolder, verdict: Verdict) -> None:
 
 
 def _check_nodes(
-    run: RecordedRun, plan: Restated, known: Mapping[str, str] | None, verdict: Verdict
+    run: RecordedRun, plan: Restatement, keys: Mapping[str, str] | None, verdict: Verdict
 ) -> None:
     """Compares what nodes have signed with the promise, and says what nobody has signed."""
-    statements, listed, stated = list[tuple[ChargeStatement, str]](), list[Any](), run.privacy or {}
+    statements, listed, privacy = (
+        list[tuple[ChargeStatement, str]](),
+        list[Any](),
+        run.privacy or {},
+    )
     if run.folder.nodes.is_symlink():
         verdict.reasons.append("nodes.json is a link: hand over the file.")
     try:
@@ -188,9 +192,9 @@ def _check_nodes(
     vouching: dict[int, bool] = {}  # client → was charged, by statements that count
     masked = plan.entries.get("noise_share", {}).get("masked", False)
     for statement, key in statements:
-        node, name = f"The node of client {statement.client}", (known or {}).get(key)
+        node, name = f"The node of client {statement.client}", (keys or {}).get(key)
         charges = statement.charges
-        verdict.reasons += [f"{node} {why}." for why in _contradictions(statement, stated, plan)]
+        verdict.reasons += [f"{node} {why}." for why in _contradictions(statement, privacy, plan)]
         lacking = []
         if any(charge.epsilon is None for charge in charges):
             lacking.append(f"{node} counts Rényi costs, which state no ε of a run.")
@@ -211,24 +215,24 @@ def _check_nodes(
     counts = Counter(f"of client {statement.client}" for statement, _ in statements)
     counts.update(f"by the key {key}" for _, key in statements)
     verdict.reasons += [f"Several statements are {one}." for one, n in counts.items() if n > 1]
-    if statements and stated.get("noise") != _DEPLOYED:
+    if statements and privacy.get("noise") != _DEPLOYED:
         verdict.reasons.append("Nodes have signed, and privacy.json states another noise.")
     if verdict.files:
         verdict.unvouched.append("that this generator is that run's")
-    if known is None:
+    if keys is None:
         verdict.unvouched.append("that the plan was carried out, and that its noise is secret")
         verdict.unvouched += ["whose keys signed"] if statements else []
         return
     if others := plan.clients - len(vouching):
         verdict.unvouched.append(f"what {others} of {plan.clients} clients released")
-    verdict.signed, verdict.named = len(vouching), len(known)
+    verdict.signed, verdict.named = len(vouching), len(keys)
     verdict.gaps += [
         f"No statement is there by {name}: its owner prints one by fedsink ledger statement."
-        for key, name in known.items()
+        for key, name in keys.items()
         if key not in signers
     ]
     if "noise_share" in plan.entries:  # a node's ε rests on the noise of the others
-        verdict.named = max(len(known), plan.clients)
+        verdict.named = max(len(keys), plan.clients)
         if len(vouching) < plan.clients:
             verdict.gaps.append("The clients share their noise, and not all of them have signed.")
         for members, fewest in {plan.cohort(k) for k in vouching if 0 <= k < plan.clients}:
@@ -236,16 +240,18 @@ def _check_nodes(
             if 0 < charged < fewest:
                 verdict.reasons.append(
                     f"{charged} clients of the cohort of client {members[0]} were charged, and its "
-                    f"sums need {fewest} shares of the noise."
+                    f"sums need {fewest} parts of the noise."
                 )
     if plan.entries.get("shuffling", {}).get("epsilon") is not None:
         verdict.gaps.append("No node vouches for a shuffler, or for the number of its reports.")
 
 
-def _contradictions(statement: ChargeStatement, stated: Config, plan: Restated) -> Iterator[str]:
+def _contradictions(
+    statement: ChargeStatement, privacy: Config, plan: Restatement
+) -> Iterator[str]:
     """Yields what contradicts the promise in one statement."""
-    if statement.run != stated.get("run"):
-        yield f"signed for the run {_short(statement.run)}, not {_short(stated.get('run'))}"
+    if statement.run != privacy.get("run"):
+        yield f"signed for the run {_short(statement.run)}, not {_short(privacy.get('run'))}"
     if statement.clients != plan.clients:
         yield f"says that {statement.clients} clients take part, and privacy.json {plan.clients}"
     if not 0 <= statement.client < plan.clients:

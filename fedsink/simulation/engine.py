@@ -40,11 +40,11 @@ class EngineSettings(ServerEngine):
     """
 
     address: str | None = None  # Ray cluster to join, "auto" or "host:port"; None: of this machine
-    actors: int | None = None  # Ray cohorts; None: one per CPU core
+    actors: int | None = None  # number of Ray actors; None: one per CPU core
     num_cpus: float | None = None  # cores of this machine's Ray instance, or per client (flower)
-    num_gpus: float = 0.0  # fraction of a GPU per cohort (ray) or client (flower)
+    num_gpus: float = 0.0  # fraction of a GPU per actor (ray) or client (flower)
     data: Literal["path", "object_store"] = "path"  # read by Ray's actors, or one copy for all
-    revive_seconds: float = 300.0  # to wait for places for Ray cohorts, also after a loss
+    revive_seconds: float = 300.0  # to wait for places for Ray actors, also after a loss
     chosen: str | None = None  # why `engine=auto` took this one; None where a user named it
 
     def __post_init__(self) -> None:
@@ -106,13 +106,13 @@ def chosen_engine(
     """
     if engine.name != "auto":
         return engine
-    stated = [
+    options = [
         f"engine.{field.name}={value}"
         for field in fields(engine)
         if field.name in _OF_RAY and (value := getattr(engine, field.name)) != field.default
     ]
-    if stated:
-        return replace(engine, name="ray", chosen=f"{', '.join(stated)} is only for Ray")
+    if options:
+        return replace(engine, name="ray", chosen=f"{', '.join(options)} is only for Ray")
     gpus = torch.cuda.device_count() if engine.device == "cuda" else 0
     workers = gpus or cores or usable_cores()
     unit = "GPU" if gpus else "core"

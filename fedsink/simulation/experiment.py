@@ -36,7 +36,7 @@ class Experiment:
         server, node, engine: settings of the server, of each client, and of what hosts them.
         identity: names the run and its key.
         config: the content of config.yaml, without the identity.
-        stated: entries of privacy.json beside those of the method.
+        privacy: entries of privacy.json beside those of the method.
         public: the records are public, as whoever starts the run vouches.
         arrays: the digest of records that a program holds; None: the records have a source.
     """
@@ -46,7 +46,7 @@ class Experiment:
     engine: EngineSettings
     identity: RunIdentity
     config: Config
-    stated: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
     public: bool = False
     arrays: str | None = None
 
@@ -91,7 +91,7 @@ class Experiment:
             engine=engine,
             identity=identity,
             config={**values, "engine": engine.stored(values["engine"])},
-            stated=config.of_paper(values),
+            privacy=config.of_paper(values),
             public=config.public,
         )
 
@@ -150,9 +150,9 @@ def node_settings(
         threads=engine.threads,
     )
     for name in ("shape", "classes", "range"):
-        stated, of_policy = getattr(config.data, name), getattr(node.data, name)
-        if stated != of_policy:
-            here, there = ("null" if v is None else str(list(v)) for v in (stated, of_policy))
+        ours, of_policy = getattr(config.data, name), getattr(node.data, name)
+        if ours != of_policy:
+            here, there = ("null" if v is None else str(list(v)) for v in (ours, of_policy))
             raise ConfigError(
                 f"data.{name} is {here}, but the policy {config.policy} is for {there}: state what "
                 "it says."
@@ -190,7 +190,7 @@ def pools(
     if share == LOCAL_NOISE or share.draw == "clients" or share.masked:
         return False
     for fails, what, why in (
-        (not strategy.adds_up, f"{clip} and clients={strategy.clients}",
+        (not strategy.sums_totals, f"{clip} and clients={strategy.clients}",
          "only a clip of records, and several clients that share noise, make one sum"),
         (engine.name == "flower", "engine=flower", "it asks every client for a reply"),
         (noise == "secure", "noise=secure", "its replies are stored"),

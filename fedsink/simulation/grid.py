@@ -40,7 +40,7 @@ class SimulationGrid(Grid):
         """Delivers messages to their clients and returns the replies, in any order."""
 
     def adds_up(self, message_type: str) -> bool:
-        """`partial_sums` answers messages of this type."""
+        """True if `partial_sums` answers messages of this type for all their clients."""
         return False
 
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:

@@ -64,7 +64,7 @@ def evaluate_run(
     may raise.
     """
     suite = suite or (*CLASSIFIERS.find(classifiers).suites, "fast")[0]
-    chosen = check_suite(suite, classifiers)
+    classifier_set = check_suite(suite, classifiers)
     checks.count("seed", seed, minimum=0)
     if seed >= 1 << 63:
         raise ConfigError(f"seed must be below 2^63, not {seed}.")
@@ -88,9 +88,9 @@ def evaluate_run(
         measured: Evaluation = FastFigures(_points(finished, n or _images(shape), seed, weights))
     else:
         n = n or (_images(shape) if suite == "fast" else finished.data.nominal_records)
-        runs = chosen.runs if runs is None else runs
-        reference = chosen.reference if reference is None else reference
-        if agree is not None and (hours := chosen.hours(shape, n, runs, reference)) >= 1:
+        runs = classifier_set.runs if runs is None else runs
+        reference = classifier_set.reference if reference is None else reference
+        if agree is not None and (hours := classifier_set.hours(shape, n, runs, reference)) >= 1:
             agree(hours)
         measured = evaluate(
             suite,
@@ -103,7 +103,8 @@ def evaluate_run(
                 runs=runs,
                 seed=seed,
                 classifiers=classifiers,
-                epsilon=(finished_record(run)[1]["epsilon"] if chosen.of_run else None) or math.inf,
+                epsilon=(finished_record(run)[1]["epsilon"] if classifier_set.of_run else None)
+                or math.inf,
                 reference=reference,
                 conditional=len(finished.prior) > 1,
                 inception=weights,
@@ -125,8 +126,8 @@ def evaluate_run(
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
     renew_report(finished.folder.path)
-    stated = finished.config.get("log") or ()
-    names = [name for name in ([stated] if isinstance(stated, str) else stated) if name in LOGGERS]
+    log = finished.config.get("log") or ()
+    names = [name for name in ([log] if isinstance(log, str) else log) if name in LOGGERS]
     loggers(names, finished.folder.path, finished.config, {}).evaluated(path, figures)
     return Measured(path, figures, table)
 

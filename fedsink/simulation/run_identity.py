@@ -80,7 +80,7 @@ class RunIdentity:
         return {"name": self.name, "server_seed": self.server_seed, "key_file": key_file}
 
     def seal(self, digest: str) -> str:
-        """Returns a code of private content, which nobody without the key can test a guess by."""
+        """Returns a keyed hash of private content: without the key nobody can test a guess."""
         key = self.key_file.read_bytes() if self.key_file else b"reproducible"
         return hmac.new(key, digest.encode(), "sha256").hexdigest()
 

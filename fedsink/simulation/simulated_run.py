@@ -67,22 +67,22 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
     shards = deal(node)
     strategy.check_sizes([len(shard) for shard in shards])
     build_generator(experiment.server)  # one that cannot be built fails here
-    stated = strategy.stated(kind_of_noise(node))
+    privacy = strategy.privacy_entries(kind_of_noise(node))
     if experiment.public:
         about: list[str | None] = ["Public data, by public=true: the generator may be a start."]
         public = {"data": spec.name, "records": len(records), "classes": list(spec.classes)}
-        stated["public"] = public | {"data_sha256": records.digest()}
+        privacy["public"] = public | {"data_sha256": records.digest()}
     else:
-        about = [strategy.notice(stated), *(f"Mind: {line}" for line in cautions(stated, config))]
+        about = [strategy.notice(privacy), *(f"Mind: {line}" for line in cautions(privacy, config))]
     if source is not None:
         refuse_private(source, spec)
-        stated |= statement_of(source)
+        privacy |= statement_of(source)
     engine = experiment.engine
-    chosen = engine.chosen and f"engine={engine.name}: {engine.chosen}"
-    for line in (chosen, *_notes(experiment), *about):
+    choice = engine.chosen and f"engine={engine.name}: {engine.chosen}"
+    for line in (choice, *_notes(experiment), *about):
         if line:
             ForgivingStream(sys.stderr).write(f"{line}\n")
-    stated |= experiment.stated
+    privacy |= experiment.privacy
     with folder.claimed():
         try:
             identity.create_key()
@@ -95,7 +95,7 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
                 "clients": manifest(shards, records.labels, spec.classes),
             }
             folder.write(folder.partition, counts)
-            folder.write(folder.privacy, stated)
+            folder.write(folder.privacy, privacy)
             # Last, because this file makes the folder one that can be resumed.
             run = {**(config.get("run") or {}), **identity.to_config()}
             if experiment.arrays is not None:
@@ -170,15 +170,15 @@ def _rows(data: DataSpec) -> set[bytes]:
 def _notes(settings: Experiment) -> list[str]:
     """Lines on the records, only for the person who simulates; no server gets them."""
     data = settings.node.data
-    said = list(notes(data))
+    lines = list(notes(data))
     if len(settings.server.classes) > 1:
         counts = torch.bincount(load(data).labels, minlength=len(data.classes)).tolist()
         for number, what in ((0, "no record"), (1, "only one record")):
             if few := [data.classes[label] for label, n in enumerate(counts) if n == number]:
                 some = ", ".join(few[:_NAMED]) + (", …" if len(few) > _NAMED else "")
                 verb = "holds" if len(few) == 1 else "hold"
-                said.append(f"{len(few)} of {len(counts)} classes {verb} {what}: {some}.")
-    return [f"{data.name}: {line}" for line in said]
+                lines.append(f"{len(few)} of {len(counts)} classes {verb} {what}: {some}.")
+    return [f"{data.name}: {line}" for line in lines]
 
 
 def _run(experiment: Experiment, folder: RunFolder, debug: bool) -> Path:

@@ -110,15 +110,15 @@ class SampleOfRecords:
 
     def caveats(self, plan: PrivacyPlan) -> str:
         """Returns the sentences of `not_protected` that follow from the sample."""
-        said = ""
+        sentences = ""
         if plan.adjacency == "add-remove":
-            said += " Replacing one record by another is another, larger guarantee."
+            sentences += " Replacing one record by another is another, larger guarantee."
         if plan.adjacency != "client":
-            said += (
+            sentences += (
                 " The subsampling needs batch and running time to stay secret: a simulation does "
                 "not hide them from whoever runs it."
             )
-        return said
+        return sentences
 
 
 def central_statement(
@@ -187,7 +187,7 @@ def _shared_noise(
     """Returns the entries `epsilon_without_aggregator` and `noise_share` of privacy.json."""
     tolerated, sizes = share.tolerate_dropouts, share.cohorts(plan.schedule, clients)
     largest, grid = integers[-1], integers[-1].fixed_point
-    most = largest.sharers - 1  # all who must answer, except one
+    most = largest.parts - 1  # all who must answer, except one
     colluders = sorted({min(x, most) for x in (1, -(-sizes[-1] // 10), -(-sizes[-1] // 3), most)})
     hidden = min(map(most_colluders, sizes)) if share.masked else most
     left = {x: share.left(plan, clients, x if x <= hidden else most) for x in colluders}
@@ -214,7 +214,7 @@ def _shared_noise(
                 * min(clients, plan.schedule.cohorts),
             ),
             "cohorts": [
-                {"clients": m, "sharers": one.sharers, "noise_std": one.std}
+                {"clients": m, "sharers": one.parts, "noise_std": one.std}
                 for m, one in zip(sizes, integers, strict=True)
             ],
             "colluders": [
@@ -269,31 +269,30 @@ def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]
 
 
 def notice(
-    stated: Mapping[str, Any], share: NoiseShare, clients: int, sample: SampleOfRecords
+    privacy: Mapping[str, Any], share: NoiseShare, clients: int, sample: SampleOfRecords
 ) -> str | None:
     """Returns a line for the person who starts a run: ε, and the ε left without assumptions."""
-    if stated["epsilon"] is None:
+    if privacy["epsilon"] is None:
         return None
-    unamplified, bare = "", stated.get("epsilon_unamplified")
-    if bare is not None and bare > stated["epsilon"]:
+    unamplified, bare = "", privacy.get("epsilon_unamplified")
+    if bare is not None and bare > privacy["epsilon"]:
         unamplified = (
             f"; it counts on a secret, {sample.learned}: against whoever learns it ε = {bare:.4g}"
         )
-    if "noise_share" in stated:
-        shared = stated["noise_share"]
+    if "noise_share" in privacy:
+        shared = privacy["noise_share"]
         sizes = " or ".join(str(cohort["clients"]) for cohort in shared["cohorts"])
         left = "".join(
             f"ε = {left['epsilon']:.3g} against the server and {left['clients']} of them; "
             for left in shared["colluders"][:-1]
         )
         return (
-            f"noise.share={share.name}: ε = {stated['epsilon']:.3g} holds for sums of {sizes} "
+            f"noise.share={share.name}: ε = {privacy['epsilon']:.3g} holds for sums of {sizes} "
             f"replies ({shared['bits']} bits); {left}ε = "
-            f"{stated['epsilon_without_aggregator']:.3g} for a reply alone{unamplified}."
+            f"{privacy['epsilon_without_aggregator']:.3g} for a reply alone{unamplified}."
         )
-    line = (
-        f"ε = {stated['epsilon']:.4g}, δ = {stated['delta']:.3g} per {stated['unit']}{unamplified}."
-    )
+    epsilon, delta, unit = (privacy[name] for name in ("epsilon", "delta", "unit"))
+    line = f"ε = {epsilon:.4g}, δ = {delta:.3g} per {unit}{unamplified}."
     if share.name != "local":
         line += (
             f" noise.share={share.name} changes nothing here: with clients={clients} and "

@@ -70,8 +70,8 @@ class CentralSettings(StrategySettings):
         sample: words of privacy.json for the mechanism and the sample it draws.
         plan: clip and noise of every round, with their accounting; without clip and
             noise an `UnprotectedPlan`.
-        optimizer: of the generator.
-        accountant: of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
+        optimizer: the settings of the generator's optimiser.
+        accountant: the accountant of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
         run: public name of the run, stated in every request.
         share: how much of the plan's noise a reply holds: all of it, or a part that makes up
             the whole in the sum of a cohort's replies.
@@ -135,11 +135,11 @@ class CentralSettings(StrategySettings):
         `view` (coordinates of the records, as `View.to_dict()`), `classes` (their number) and
         `nominal_records` (N/K of a client). A value out of range is a FedsinkError.
         """
-        chosen, known = config.strategy, dataclasses.fields(cls)
-        names = {field.name for field in known}
-        needed = {field.name for field in known if field.default is dataclasses.MISSING}
+        table, all_fields = config.strategy, dataclasses.fields(cls)
+        names = {field.name for field in all_fields}
+        needed = {field.name for field in all_fields if field.default is dataclasses.MISSING}
         public: dict[str, Any] = {
-            "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+            "optimizer": strictly(OptimizerSettings, table["optimizer"], "strategy.optimizer"),
             "clients": config.clients,
             "accountant": config.accountant,
             "run": run,
@@ -148,8 +148,8 @@ class CentralSettings(StrategySettings):
             "classes": len(config.classes),
             "nominal_records": config.data.nominal_records / config.clients,
         }
-        own = (names & {*chosen} | needed) - {*fields, *public}
-        options = {name: chosen[name] for name in own}
+        own = (names & {*table} | needed) - {*fields, *public}
+        options = {name: table[name] for name in own}
         return cls(**{name: public[name] for name in names & {*public}}, **options, **fields)
 
     @property
@@ -168,8 +168,8 @@ class CentralSettings(StrategySettings):
             self.plan, self.clients, noise, self.sample, self.accountant, self.share, self.integers
         )
 
-    def notice(self, stated: Mapping[str, Any]) -> str | None:
-        return notice(stated, self.share, self.clients, self.sample)
+    def notice(self, privacy: Mapping[str, Any]) -> str | None:
+        return notice(privacy, self.share, self.clients, self.sample)
 
     def rounds_asked(self, client: int, rounds: int) -> int:
         return self.plan.schedule.answered(client, rounds + 1)
@@ -182,11 +182,11 @@ class CentralSettings(StrategySettings):
     @property
     @abstractmethod
     def reply_shape(self) -> tuple[int, ...]:
-        """Shape of the values of one use in a reply."""
+        """Shape of the values of one round in a reply."""
 
     @property
     def use_size(self) -> int:
-        """d, number of values of one use in a reply."""
+        """d, number of values of one round in a reply."""
         return math.prod(self.reply_shape)
 
     def reply(self, count: int, weights: int) -> RecordDict:
@@ -215,20 +215,20 @@ class CentralSettings(StrategySettings):
             radius=plan.clip.reach(self.most_sampled),
             tolerate_dropouts=spared,
         )
-        return tuple(replace(largest, sharers=m - spared) for m in cohorts)
+        return tuple(replace(largest, parts=m - spared) for m in cohorts)
 
     @property
-    def adds_up(self) -> bool:
-        shared = bool(self.integers) and all(one.sharers > 1 for one in self.integers)
+    def sums_totals(self) -> bool:
+        shared = bool(self.integers) and all(one.parts > 1 for one in self.integers)
         return shared and self.plan.clip.per_record
 
     def noise_of(self, client: int) -> tuple[int, FixedPoint | None]:
         """Returns t′ and the fixed point of a request to a client; (1, None): the whole noise."""
         shared = self._shared(client)
-        return (1, None) if shared is None else (shared.sharers, shared.fixed_point)
+        return (1, None) if shared is None else (shared.parts, shared.fixed_point)
 
-    def use(self, round: int, client: int) -> dict[str, Any]:
-        """Returns the fields of a `CentralRequest` to a client, for one use of the plan."""
+    def request_fields(self, round: int, client: int) -> dict[str, Any]:
+        """Returns the fields of a `CentralRequest` to a client, for one round of the plan."""
         share, grid = self.noise_of(client)
         common = {"round": round, "plan": self.plan, "run": self.run}
         return {**common, "share": share, "fixed_point": grid}
@@ -243,8 +243,8 @@ class CentralSettings(StrategySettings):
         return self.plan.noise_std if shared is None else shared.std
 
     def _shared(self, client: int) -> IntegerGaussian | None:
-        sharers = self.share.sharers(self.plan.schedule, client, self.clients)
-        found = (one for one in self.integers if sharers > 1 and one.sharers == sharers)
+        parts = self.share.parts(self.plan.schedule, client, self.clients)
+        found = (one for one in self.integers if parts > 1 and one.parts == parts)
         return next(found, None)
 
 
@@ -261,7 +261,7 @@ def central_plan(
     Missing values come from the recipe; eps=inf is the same rounds with neither clip nor noise.
 
     Args:
-        config: of the central mode.
+        config: a configuration of the central mode.
         clip: bounds the change by one unit.
         schedule: names the clients and the classes of each round; None: all in every round.
         sigma: the noise multiplier; None: the configuration's.
@@ -404,7 +404,7 @@ class CentralRounds(RoundStrategy):
     ) -> Broadcast:
         """Returns one content, from this round on, for clients that the schedule asks the same.
 
-        `nodes` are those that are connected, client → node; `shape` is that of all uses' replies.
+        `nodes` are those that are connected, client → node; `shape` is that of all rounds' replies.
         """
         client, settings = next(iter(nodes)), self.settings
         noise, cohort = settings.noise_of(client), settings.cohort(client)
@@ -437,7 +437,7 @@ class CentralRounds(RoundStrategy):
 
         Args:
             broadcasts: no client is in two of them.
-            replies: to the broadcasts, or the sums that a grid made of them.
+            replies: the replies to the broadcasts, or the sums that a grid made of them.
             task: the clients' task in words, for errors.
             expected: all clients of this exchange, including those out of reach.
 
@@ -496,7 +496,7 @@ class CentralRounds(RoundStrategy):
         return {"mean_noise_std": self.settings.noise_std(0) / least**0.5} if self.absent else {}
 
     def unpacked(self, record: RecordDict) -> Tensor:
-        """Returns the values of a reply, (uses, ...); raises ValueError where it is malformed."""
+        """Returns the values of a reply, (rounds, ...); raises ValueError where it is malformed."""
         return unpack_replies(record)
 
 
@@ -510,8 +510,8 @@ class CentralStrategy(CentralRounds):
     _turn: Sequence[int] = ()  # clients that it is for
 
     @abstractmethod
-    def request(self, round: int, **use: Any) -> CentralRequest:
-        """Returns the request to the clients of a round; `use` are its other common fields."""
+    def request(self, round: int, **common: Any) -> CentralRequest:
+        """Returns the request to the clients of a round; `common` are its other fields."""
 
     @abstractmethod
     def learn(self, request: Any, total: Tensor, clients: int) -> float:
@@ -556,7 +556,7 @@ class CentralStrategy(CentralRounds):
                 f"Round {server_round} is the turn of {len(self._turn)} clients, and {len(nodes)} "
                 "of them are connected: start the others, and continue with resume=."
             )
-        request = self.request(**settings.use(server_round, next(iter(nodes))))
+        request = self.request(**settings.request_fields(server_round, next(iter(nodes))))
         request.check()
         content = Content(lambda: [request], request.to_record)
         broadcast = self.broadcast(content, nodes, (1, *request.reply_shape), server_round)
@@ -605,7 +605,7 @@ def _reduced(
         present = broadcast.nodes.keys() - absent
         if part is None and not present:
             continue
-        if part is None or part.clients != len(present) or part.clients < broadcast.sharers:
+        if part is None or part.clients != len(present) or part.clients < broadcast.noise_parts:
             raise ClientError(f"While {task}, not every client's answer was added up.")
         sums[key] = part
     return sums

@@ -135,18 +135,18 @@ class GSWGANSettings(CentralSettings):
 
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:
-        chosen = config.strategy
+        table = config.strategy
         for key, clip in (
-            ("strategy.default_clip", chosen["default_clip"]),
+            ("strategy.default_clip", table["default_clip"]),
             ("clip", config.clip),
         ):
             if clip != "critic":
                 raise ConfigError(
                     f"strategy={cls.name} clips the gradients of critics: leave out {key}={clip}."
                 )
-        published = checks.flag("strategy.published", chosen["published"])
+        published = checks.flag("strategy.published", table["published"])
         clip, schedule, sigma = (_published if published else _all_critics)(config)
-        options = dict(chosen["critic"])
+        options = dict(table["critic"])
         kind, hidden, scale = (options.pop(name, None) for name in ("kind", "hidden", "scale"))
         training = strictly(CriticTraining, {**options, "critics": clip.critics}, "strategy.critic")
         return cls.read(
@@ -162,18 +162,18 @@ class GSWGANSettings(CentralSettings):
         return self.rows, view_from_dict(self.view).dimension
 
     def statement(self, noise: str) -> dict[str, Any]:
-        stated = super().statement(noise)
+        promise = super().statement(noise)
         if not self.plan.protected:
-            return stated
-        return stated | of_critics(self.plan, self.accountant) | published_claim(self.plan)
+            return promise
+        return promise | of_critics(self.plan, self.accountant) | published_claim(self.plan)
 
-    def notice(self, stated: Mapping[str, Any]) -> str | None:
+    def notice(self, privacy: Mapping[str, Any]) -> str | None:
         """Returns the ε proved of the published form, beside the ε claimed of it."""
-        if "epsilon_published" not in stated:
-            return super().notice(stated)
+        if "epsilon_published" not in privacy:
+            return super().notice(privacy)
         return (
-            f"strategy.published=true: ε = {stated['epsilon']:.4g} is what can be proved; "
-            f"{stated['epsilon_published']:.4g} is {_CLAIM}."
+            f"strategy.published=true: ε = {privacy['epsilon']:.4g} is what can be proved; "
+            f"{privacy['epsilon_published']:.4g} is {_CLAIM}."
         )
 
 
@@ -182,24 +182,24 @@ _Mechanism = tuple[ClipOfCritics, Schedule, float | None]
 
 def _all_critics(config: Configuration) -> _Mechanism:
     """Clips each critic's gradient as a whole, and asks all clients or those whose turn it is."""
-    chosen = config.strategy
-    if chosen["row_sigma"] is not None:
+    table = config.strategy
+    if table["row_sigma"] is not None:
         raise ConfigError(
-            f"strategy.row_sigma={chosen['row_sigma']} is the noise of the published form: leave "
+            f"strategy.row_sigma={table['row_sigma']} is the noise of the published form: leave "
             "it out, or set strategy.published=true."
         )
-    turns = chosen["turns"]
+    turns = table["turns"]
     schedule = JointSchedule() if turns is None else TurnSchedule(turns)
-    return CriticClip(chosen["bound"], chosen["critics"]), schedule, None
+    return CriticClip(table["bound"], table["critics"]), schedule, None
 
 
 def _published(config: Configuration) -> _Mechanism:
     """Clips each row by itself, and asks one client of one critic, picked in every round."""
-    chosen, sigma = config.strategy, config.strategy["row_sigma"]
-    mismatch = chosen["critic"]["mismatch"]
+    table, sigma = config.strategy, config.strategy["row_sigma"]
+    mismatch = table["critic"]["mismatch"]
     for key, value, only, why in (
-        ("strategy.critics", chosen["critics"], 1, "a client has one critic"),
-        ("strategy.turns", chosen["turns"], None, "clients are picked at random"),
+        ("strategy.critics", table["critics"], 1, "a client has one critic"),
+        ("strategy.turns", table["turns"], None, "clients are picked at random"),
         ("noise.share", config.noise.share, LOCAL_NOISE.name, "one client a round answers"),
         ("policy", config.policy, None, "a node under a policy never answers it"),
         ("strategy.critic.mismatch", mismatch, 0.0, "its critics see records under their labels"),
@@ -214,18 +214,18 @@ def _published(config: Configuration) -> _Mechanism:
             f"strategy.row_sigma={sigma} and sigma={config.sigma} both state the noise: leave one "
             "of them out."
         )
-    clip = RowClip(chosen["bound"], checks.count("strategy.rows", chosen["rows"]))
+    clip = RowClip(table["bound"], checks.count("strategy.rows", table["rows"]))
     if sigma is not None and config.eps == math.inf:
         raise ConfigError(
             f"eps=inf adds no noise, so strategy.row_sigma={sigma} has no meaning: leave one out."
         )
     if sigma is not None:
-        sigma = checks.positive("strategy.row_sigma", chosen["row_sigma"], also="null or ")
+        sigma = checks.positive("strategy.row_sigma", table["row_sigma"], also="null or ")
         sigma /= math.sqrt(clip.rows)
     return clip, PickSchedule(config.clients, config.seed or 0), sigma
 
 
-class GSWGAN(CentralStrategy):
+class GSWGANStrategy(CentralStrategy):
     """Generates X, collects the sums of the clients' critics' gradients at X, steps the generator.
 
     In every round each client that is asked trains all of its M critics on fresh generated rows,
@@ -325,7 +325,7 @@ _ORDERS = range(2, 257)
 
 
 def gs_wgan_epsilon(sigma: float, *, uses: int, critics: int, delta: float) -> float:
-    """ε that Theorem A.1 claims for `uses` rows, each of one critic of many (Chen et al. 2020).
+    """Returns Theorem A.1's ε for `uses` rows of one critic of many (Chen et al. 2020).
 
     >>> round(gs_wgan_epsilon(1.07, uses=20_000 * 32, critics=1000, delta=1e-5), 3)
     9.993
@@ -345,7 +345,7 @@ def gs_wgan_epsilon(sigma: float, *, uses: int, critics: int, delta: float) -> f
 
 
 def _renyi(rate: float, variance: float, order: int) -> float:
-    """Rényi divergence of one use at a whole order α ≥ 2."""
+    """Returns the Rényi divergence of one use at a whole order α ≥ 2."""
     second = 1.0 / variance  # the Gaussian's divergence at order 2; at order j it is j/(2σ²)
     terms = [0.0]
     for j in range(2, order + 1):
@@ -355,6 +355,6 @@ def _renyi(rate: float, variance: float, order: int) -> float:
             factor = math.log(2.0) + second + min(0.0, math.log(2.0) + over)
         else:
             factor = math.log(2.0) + (j - 1) * j / (2.0 * variance)
-        chosen = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
-        terms.append(j * math.log(rate) + float(chosen) + factor)
+        binomial = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
+        terms.append(j * math.log(rate) + float(binomial) + factor)
     return float(logsumexp(terms)) / (order - 1)

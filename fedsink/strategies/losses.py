@@ -240,9 +240,9 @@ class LabelStrata:
             Places of records, int64 (C, n), and labels, int64 (C, n).
         """
         n = max(2, batch // self.number)
-        shares = self._counts.cumsum(0) / len(self._order)
+        fractions = self._counts.cumsum(0) / len(self._order)
         places = (torch.arange(self.number) + stream.uniform(1)) / self.number
-        answers = torch.searchsorted(shares, places.to(shares), right=True)
+        answers = torch.searchsorted(fractions, places.to(fractions), right=True)
         answers = answers.clamp(max=int(self._counts.nonzero().max()))  # a place may round up to 1
         counts = self._counts[answers].unsqueeze(1)
         steps = torch.minimum((stream.uniform(self.number, n) * counts).long(), counts - 1)

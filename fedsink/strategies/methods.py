@@ -12,12 +12,12 @@ from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import Generator
 from fedsink.registry import Registry
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
-from fedsink.strategies.gs_wgan import GSWGAN
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornStrategy
+from fedsink.strategies.gs_wgan import GSWGANStrategy
 from fedsink.strategies.privatize_once import PrivatizeOnce
 from fedsink.strategies.round_strategy import RoundStrategy, StrategySettings
 
-_OWN: tuple[type[RoundStrategy], ...] = (DPSinkhorn, GSWGAN, PrivatizeOnce)
+_OWN: tuple[type[RoundStrategy], ...] = (DPSinkhornStrategy, GSWGANStrategy, PrivatizeOnce)
 
 STRATEGIES: Registry[type[RoundStrategy]] = Registry(
     "strategy.name",

@@ -88,8 +88,8 @@ class PrivatizeOnceSettings(LocalOptions, StrategySettings):
         cost, lam: replace the matched cost and λ; need `unmatched`.
         unmatched: declares that cost and λ are not those of Theorem 1.
         solver: "converged", or "annealed" for the schedule of DP-Sinkhorn.
-        max_iterations, tolerance: of "converged": Sinkhorn iterations, L1 marginal error at which
-            they stop.
+        max_iterations, tolerance: limits of "converged": Sinkhorn iterations, and the L1 marginal
+            error at which they stop.
         backend: solves the problems: "native", or the library "geomloss" or "keops".
         chunk_size: records per upload message.
         run: public name of the run, stated in every request.
@@ -176,8 +176,8 @@ class PrivatizeOnceSettings(LocalOptions, StrategySettings):
                 "eps=inf belongs to mode=central: in mode=ldp the loss is matched to the noise, "
                 "and without noise there is none."
             )
-        chosen = config.strategy
-        check_backend(chosen["backend"])
+        table = config.strategy
+        check_backend(table["backend"])
         plan, factor = local_plan(
             config.recipe,
             mechanism=config.mechanism,
@@ -188,21 +188,21 @@ class PrivatizeOnceSettings(LocalOptions, StrategySettings):
             sigma=config.sigma,
             delta=config.delta,
         )
-        stated = chosen["finite_batch_factor"]
+        own_factor = table["finite_batch_factor"]
         return cls(
             plan=plan,
             rounds=config.recipe["rounds"] if config.rounds is None else config.rounds,
-            optimizer=strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+            optimizer=strictly(OptimizerSettings, table["optimizer"], "strategy.optimizer"),
             clients=config.clients,
-            finite_batch_factor=factor if stated is None else stated,
+            finite_batch_factor=factor if own_factor is None else own_factor,
             run=run,
             shuffling=None
             if config.shuffler == "none"
             else shuffling_statement(
                 plan.total_epsilon, plan.delta, config.data.nominal_records, config.shuffler_delta
             ),
-            batch=chosen["batch"],
-            **{name: chosen[name] for name in LOCAL_OPTIONS},
+            batch=table["batch"],
+            **{name: table[name] for name in LOCAL_OPTIONS},
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
@@ -261,8 +261,8 @@ class PrivatizeOnceSettings(LocalOptions, StrategySettings):
     @property
     def shuffled_reports(self) -> int:
         """Number of reports that the ε behind a shuffler is for; 0 where none is stated."""
-        stated = self.shuffling or {}
-        return 0 if stated.get("epsilon") is None else int(stated["reports"])
+        statement = self.shuffling or {}
+        return 0 if statement.get("epsilon") is None else int(statement["reports"])
 
     @property
     def matched(self) -> bool:
@@ -376,8 +376,8 @@ class PrivatizeOnce(RoundStrategy):
         self._waiting = [client for client, reply in replied.items() if reply.chunks > self._chunk]
         if not self._waiting:
             self.absent, received = sorted(self._lost), self._received
-            kept = sorted(received.keys() - self._lost)
-            everything = [reply for client in kept for reply in received[client]]
+            complete = sorted(received.keys() - self._lost)
+            everything = [reply for client in complete for reply in received[client]]
             self._received = {}
             self._accept(
                 torch.cat([reply.values for reply in everything]),
@@ -518,7 +518,7 @@ def local_plan(
 ) -> tuple[LocalPlan, float]:
     """Returns the plan for a total ε, and the recipe's finite-batch factor at that ε.
 
-    `recipe.by_eps` lists, for a few totals, the label's share ε_l, the size k of the map's
+    `recipe.by_eps` lists, for a few totals, the label's part ε_l, the size k of the map's
     coefficient block, and the finite-batch factor. Between them the values are interpolated
     linearly (k rounded down), outside they stay; ε_l is at most half of ε, and k at most the
     shorter side of a picture. A value that the configuration states (`mechanism.label_eps`,

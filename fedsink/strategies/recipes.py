@@ -130,11 +130,11 @@ class CentralMethod(Method):
 
     Args:
         plan: a `PrivacyPlan`, or an `UnprotectedPlan` for ceilings on public data.
-        accountant: of the reported ε.
+        accountant: the accountant of the reported ε.
         share: divides the noise among clients whose replies are only seen as a sum.
         view: public coordinates of the gradient, as {"name": "dct", "radius": 7}; None: the rule's.
         optimizer: values of `OptimizerSettings` that replace the method's, as {"lr": 1e-3}.
-        quorum: clients that must answer: a number, a share, or None for all that are asked.
+        quorum: clients that must answer: a number, a fraction, or None for all that are asked.
     """
 
     plan: CentralPlan
@@ -190,7 +190,7 @@ class DPSinkhorn(CentralMethod):
         solver: "converged", or "annealed" as published.
         backend: "native", "geomloss" or "keops".
         self_term: "history", or "semi_debiased" (Definition 4.3, with `BatchClip`).
-        p: debiasing share of Definition 4.3.
+        p: debiasing fraction of Definition 4.3.
         tether: k: a row at over k times the usual squared distance is drawn back; None: none.
         uses_per_message: U, rounds of the plan that one exchange of messages holds.
     """
@@ -303,10 +303,10 @@ class EntropicLDP(LocalOptions, Method):
         loss: "matched" (Theorem 1), "debiased", or another of `fedsink.strategies.losses`.
         critic: options of a loss with a critic.
         cost, lam, unmatched: replace the matched cost and λ; the run is reported so.
-        solver, max_iterations, tolerance, backend: of the transport problem.
+        solver, max_iterations, tolerance, backend: those of the transport problem.
         chunk_size: records per upload message.
         optimizer: values of `OptimizerSettings` that replace the method's, as {"lr": 1e-3}.
-        quorum: clients that must answer: a number, a share, or None for all.
+        quorum: clients that must answer: a number, a fraction, or None for all.
     """
 
     epsilon: float
@@ -345,11 +345,11 @@ class EntropicLDP(LocalOptions, Method):
 
     def settings(self, data: DataSpec, clients: int, run: str) -> PrivatizeOnceSettings:
         rule = self.rule(data, clients)
-        chosen = rule["map"] if self.map is None else self.map
+        map_or_table = rule["map"] if self.map is None else self.map
         plan, factor = local_plan(
             rule,
             mechanism={"name": self.mechanism, "label_eps": self.label_epsilon},
-            chosen_map=chosen.to_dict() if isinstance(chosen, Map) else chosen,
+            chosen_map=map_or_table.to_dict() if isinstance(map_or_table, Map) else map_or_table,
             shape=data.shape,
             classes=len(data.classes),
             eps=self.epsilon,

@@ -31,7 +31,7 @@ _MOST_CLIENTS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Restated:
+class Restatement:
     """The promise of a plan."""
 
     entries: Mapping[str, Any]  # of privacy.json, numbers and words
@@ -45,18 +45,18 @@ class Restated:
     cohort: Callable[[int], tuple[range, int]]
 
 
-def restated(stated: Mapping[str, Any]) -> Restated:
+def restated(privacy: Mapping[str, Any]) -> Restatement:
     """Returns the promise of the plan in a privacy.json, which need not be trusted."""
-    plan = stated.get("plan")
+    plan = privacy.get("plan")
     if not isinstance(plan, dict):
         raise ConfigError("it holds no plan from which ε can be computed")
     values = dict(plan)
     mode = values.pop("mode", None)
     try:
         if mode == "central":
-            return _central(stated, values)
+            return _central(privacy, values)
         if mode == "ldp":
-            return _local(stated, values)
+            return _local(privacy, values)
     except (ConfigError, PrivacyError):
         raise
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -64,16 +64,16 @@ def restated(stated: Mapping[str, Any]) -> Restated:
     raise ConfigError(f"its plan has the mode {str(mode)[:40]!r}, which is neither central nor ldp")
 
 
-def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
+def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
     plan = plan_from_dict(values)
     if values != plan.to_dict():
         raise ConfigError("its plan has entries that no plan has")
     domain.ROUNDS.check_count(plan.rounds)
-    clients = _clients(len(stated["clients"]))
+    clients = _clients(len(privacy["clients"]))
     if not plan.protected:
         entries = unprotected_statement(plan, clients)
-        return Restated(entries, clients, {}, {}, plan.nominal_records, *_alone(stated, 0.0))
-    accountant, shared = str(stated["accountant"]), stated.get("noise_share")
+        return Restatement(entries, clients, {}, {}, plan.nominal_records, *_alone(privacy, 0.0))
+    accountant, shared = str(privacy["accountant"]), privacy.get("noise_share")
     share, integers = LOCAL_NOISE, dict[int, IntegerGaussian]()
     if shared is not None:
         share = NoiseShare(
@@ -85,14 +85,14 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
             m: IntegerGaussian(plan, m - share.tolerate_dropouts, grid, shared["values"])
             for m in share.cohorts(plan.schedule, clients)
         }
-    settings = STRATEGIES.find(str(stated.get("method"))).Settings
+    settings = STRATEGIES.find(str(privacy.get("method"))).Settings
     if not issubclass(settings, CentralSettings):
         raise ConfigError(f"its plan is of mode=central, and its method {settings.name} is not")
     entries = central_statement(
-        plan, clients, str(stated["noise"]), settings.sample, accountant, share,
+        plan, clients, str(privacy["noise"]), settings.sample, accountant, share,
         tuple(integers.values()),
     )  # fmt: skip
-    entries |= of_critics(plan, accountant) if "critics" in stated else {}
+    entries |= of_critics(plan, accountant) if "critics" in privacy else {}
     entries |= published_claim(plan)
     epsilons = {accountant: plan.epsilon(accountant)}
     others = {*plan.cost.accountants(plan.rate)} - {accountant}
@@ -102,14 +102,14 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
     answered, left_out = _answered({name: partial(plan.epsilon, name) for name in quick})
     left_out |= dict.fromkeys(slow, "it would take long")
     epsilons |= answered
-    of_promise: tuple[Any, Any] = _alone(stated, max(entries["epsilon"], epsilons.get("pld", 0.0)))
+    of_promise: tuple[Any, Any] = _alone(privacy, max(entries["epsilon"], epsilons.get("pld", 0.0)))
     if integers:
 
         @cache
         def of_cohort(size: int, trusted: bool) -> tuple[Mapping[str, Any], float]:
             one = integers[size]
-            of_reply = plan if trusted else plan.with_noise(1 / one.sharers)
-            signed = {**stated["plan"], **one.entries(), "aggregation_trusted": trusted}
+            of_reply = plan if trusted else plan.with_noise(1 / one.parts)
+            signed = {**privacy["plan"], **one.entries(), "aggregation_trusted": trusted}
             return signed, of_reply.epsilon() + one.divergence
 
         def charged(client: int, trusted: bool) -> tuple[Mapping[str, Any], float]:
@@ -120,18 +120,18 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
             return members, len(members) - share.tolerate_dropouts
 
         of_promise = charged, cohort
-    return Restated(entries, clients, epsilons, left_out, plan.nominal_records, *of_promise)
+    return Restatement(entries, clients, epsilons, left_out, plan.nominal_records, *of_promise)
 
 
-def _alone(stated: Mapping[str, Any], epsilon: float) -> tuple[Any, Any]:
+def _alone(privacy: Mapping[str, Any], epsilon: float) -> tuple[Any, Any]:
     """Returns `charged` and `cohort` of clients each of which adds the whole noise."""
     return (
-        lambda client, trusted: (stated["plan"], epsilon),
+        lambda client, trusted: (privacy["plan"], epsilon),
         lambda client: (range(client, client + 1), 1),
     )
 
 
-def _local(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
+def _local(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
     plan = LocalPlan.from_dict(values)
     image, label = plan.image_mechanism, plan.label_mechanism
     of_scale = type(image).from_scale(plan.map.sensitivity, image.scale, plan.delta).epsilon
@@ -139,16 +139,16 @@ def _local(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
     if plan.delta > 0:
         event = image.event if label is None else plan.product.event
         others["pld"] = lambda: epsilon_of(event, plan.delta, "pld", REPLACE_ONE)
-    known, left_out = _answered(others)
-    epsilons = {"summation": of_scale + (label.epsilon if label else 0.0), **known}
-    clients = _clients(stated["clients"])
-    entries = {**local_statement(plan, str(stated["noise"])), "clients": clients}
-    if (behind := stated.get("shuffling")) is not None:
+    bounds, left_out = _answered(others)
+    epsilons = {"summation": of_scale + (label.epsilon if label else 0.0), **bounds}
+    clients = _clients(privacy["clients"])
+    entries = {**local_statement(plan, str(privacy["noise"])), "clients": clients}
+    if (behind := privacy.get("shuffling")) is not None:
         entries["shuffling"] = shuffling_statement(
             plan.total_epsilon, plan.delta, behind["reports"], behind["delta"]
         )
     most = max(plan.total_epsilon, *epsilons.values())
-    return Restated(entries, clients, epsilons, left_out, None, *_alone(stated, most))
+    return Restatement(entries, clients, epsilons, left_out, None, *_alone(privacy, most))
 
 
 def _answered(
@@ -174,11 +174,11 @@ def _clients(number: object) -> int:
     return number
 
 
-def agree(expected: float, stated: object) -> bool:
+def agree(expected: float, value: object) -> bool:
     """True for the expected number up to 1e-4: libraries differ in the last digits of ε."""
     return (
-        isinstance(stated, int | float)
-        and not isinstance(stated, bool)
-        and max(abs(stated), abs(expected)) < _BEYOND  # a longer whole number is no float
-        and math.isclose(expected, stated, rel_tol=1e-4, abs_tol=1e-300)
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and max(abs(value), abs(expected)) < _BEYOND  # a longer whole number is no float
+        and math.isclose(expected, value, rel_tol=1e-4, abs_tol=1e-300)
     )

@@ -32,7 +32,7 @@ from fedsink.values import is_number
 class Quorum:
     """The number of clients that must answer."""
 
-    value: float | None = None  # a whole number ≥ 1, a share in (0, 1] of those asked, None: all
+    value: float | None = None  # a whole number ≥ 1, a fraction in (0, 1] of those asked, None: all
     spare: int = 0  # clients that may be missing where the value is None
 
     def __post_init__(self) -> None:
@@ -41,8 +41,8 @@ class Quorum:
             return
         if not is_number(value) or not (isinstance(value, int) or 0.0 < value <= 1.0) or value <= 0:
             raise ConfigError(
-                "strategy.quorum is null (all), a whole number of at least 1 or a share in (0, 1], "
-                f"not {value!r}."
+                "strategy.quorum is null (all), a whole number of at least 1 or a fraction in "
+                f"(0, 1], not {value!r}."
             )
 
     def of(self, clients: int) -> int:
@@ -84,7 +84,7 @@ class StrategySettings(ABC):
         plan: what is done to records.
         clients: K.
         quorum: number of the clients asked that must answer, as in `Quorum`.
-        uses_per_message: U, number of uses of the plan that one reply answers for.
+        uses_per_message: U, number of rounds of the plan that one reply answers for.
     """
 
     name: ClassVar[str]
@@ -120,13 +120,13 @@ class StrategySettings(ABC):
             noise: kind of the clients' noise key, or "node" where each owner decides.
         """
 
-    def stated(self, noise: str) -> dict[str, Any]:
+    def privacy_entries(self, noise: str) -> dict[str, Any]:
         """Returns the content of privacy.json, with the plan that its numbers follow from."""
         plan = {"mode": self.mode, **self.plan.to_dict()}
         return {**self.statement(noise), "method": self.name, "fedsink": __version__, "plan": plan}
 
-    def notice(self, stated: Mapping[str, Any]) -> str | None:
-        """Returns a line for the person who starts the run, given what `stated` returned."""
+    def notice(self, privacy: Mapping[str, Any]) -> str | None:
+        """Returns a line for the person who starts the run, given what `privacy` returned."""
         return None
 
     @property
@@ -143,8 +143,8 @@ class StrategySettings(ABC):
         """Returns a client's reply made of zeros, whose size is that of every reply.
 
         Args:
-            count: uses of the plan that it answers for (central), or records that it holds (ldp).
-            weights: of the generator.
+            count: rounds of the plan that it answers for (central), or records that it holds (ldp).
+            weights: number of weights of the generator.
 
         Returns:
             None where the method does not say.
@@ -152,12 +152,12 @@ class StrategySettings(ABC):
         return None
 
     @property
-    def adds_up(self) -> bool:
+    def sums_totals(self) -> bool:
         """True if the totals of all clients make one sum before noise that they share is added."""
         return False
 
     def rounds_asked(self, client: int, rounds: int) -> int:
-        """Returns the number of uses that a client is asked for in the first `rounds` rounds."""
+        """Returns the number of rounds that a client is asked for in the first `rounds` rounds."""
         return rounds
 
     def check_sizes(self, sizes: Sequence[int]) -> None:  # noqa: B027 (most accept all)
@@ -185,7 +185,7 @@ class RoundStrategy(Strategy):
     generator never leaves the server, so the `arrays` that Flower hands around stay empty.
 
     A round of Flower is one exchange of messages. It may hold several of the T rounds that
-    are counted here (uses of a mechanism in the central mode, training steps in the ldp mode), or
+    are counted here (rounds of the plan in the central mode, training steps in the ldp mode), or
     none of them, where clients upload what the first of them needs.
 
     Args:
@@ -195,7 +195,7 @@ class RoundStrategy(Strategy):
         quorum: number of the clients asked that must answer; None: all.
 
     Attributes:
-        Settings: of the method; the registry builds a strategy from (settings, generator, key).
+        Settings: the class of its settings; a strategy is built from (settings, generator, key).
         round: number of rounds done.
         absent: clients that did not answer in the last exchange.
         missed: client → number of exchanges that it did not answer.
@@ -279,7 +279,7 @@ class RoundStrategy(Strategy):
         The order is that of the clients: float sums must not depend on which reply came first.
 
         Args:
-            replies: to one exchange.
+            replies: the replies to one exchange.
             task: the clients' task in words, for errors.
             expected: the clients that the exchange is for, including those out of reach.
             read: turns a client and its content into the answer; raises ClientError where the
@@ -319,7 +319,7 @@ class RoundStrategy(Strategy):
         The clients have charged it, so that its rounds are not asked for again.
 
         Args:
-            number: of the message, from 1.
+            number: the number of the message, from 1.
         """
         self.note_absent(self.asked)
         self.void += 1

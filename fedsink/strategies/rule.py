@@ -74,13 +74,13 @@ class Sizes:
     """The public sizes of a run on pictures, and the settings that they suggest.
 
     Attributes:
-        shape: of a record, (channels, height, width).
+        shape: the shape of a record, (channels, height, width).
         classes: C.
         records: N, the nominal number of records of all clients.
         clients: K.
         eps: ε of the run; infinite where nothing is protected.
         delta: δ.
-        mechanism: of the local mode; "gaussian" in the central one.
+        mechanism: the mechanism of the local mode; "gaussian" in the central one.
     """
 
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ class Sizes:
 
     @property
     def noisy(self) -> bool:
-        """Tells whether noise, and not the generator, limits the central mode."""
+        """True if noise, and not the generator, limits the central mode."""
         return self.signal < _NOISY
 
     def central(self) -> dict[str, Any]:
@@ -165,9 +165,9 @@ class Sizes:
 
     @property
     def label_eps(self) -> float:
-        """ε_l, the label's share of ε: where r(ε_l)/σ(ε − ε_l) is largest, up to half of ε.
+        """ε_l, the label's part of ε: where r(ε_l)/σ(ε − ε_l) is largest, up to half of ε.
 
-        r = (e^ε_l − 1)/(e^ε_l + C − 1) is the share of a difference between classes that remains
+        r = (e^ε_l − 1)/(e^ε_l + C − 1) is the part of a difference between classes that remains
         after randomized response, and σ the picture's noise: the ratio limits how well the mean of
         a class is known.
         """
@@ -176,13 +176,13 @@ class Sizes:
         mechanism = local_mechanism(self.mechanism)
         delta = self.delta if mechanism.needs_delta else 0.0
 
-        def known(share: float) -> float:
-            kept = -math.expm1(-share) / (1 + (self.classes - 1) * math.exp(-share))
-            return kept / mechanism.from_epsilon(1.0, self.eps - share, delta).scale
+        def signal(part: float) -> float:
+            contrast = -math.expm1(-part) / (1 + (self.classes - 1) * math.exp(-part))
+            return contrast / mechanism.from_epsilon(1.0, self.eps - part, delta).scale
 
         step = min(0.1, self.eps / 100)
-        shares = [step * number for number in range(1, int(self.eps / step / 2) + 1)]
-        return _rounded(max(shares, key=known))
+        parts = [step * number for number in range(1, int(self.eps / step / 2) + 1)]
+        return _rounded(max(parts, key=signal))
 
     @property
     def _pool(self) -> int:

@@ -23,7 +23,7 @@ Potentials = tuple[Tensor, Tensor, Tensor, Tensor]
 # Updates in one call. More would save little (a call costs about as much as an update of 50×75
 # pairs) and compile for longer.
 _UPDATES = 5
-# Nominal seconds of an eager update: launching its operations, and each pair's share.
+# Nominal seconds of an eager update: launching its operations, and each pair's part.
 _SECONDS_PER_UPDATE = 8e-5
 _SECONDS_PER_PAIR = 8e-9
 # Iterations at each value of a warm start. After one or two, potentials on costs with ties lag
@@ -237,10 +237,10 @@ def _update(
     floor: Tensor,
 ) -> Potentials:
     f_before, g_before = f, g
-    for value, share in zip(lam.unbind(-1), weight.unbind(-1), strict=True):
+    for value, part_weight in zip(lam.unbind(-1), weight.unbind(-1), strict=True):
         f_before, g_before = f, g
         column = value.unsqueeze(-1)
-        part = share.unsqueeze(-1)
+        part = part_weight.unsqueeze(-1)
         f = part * _softmin(cost, log_b + g_before / column, column, floor) + (1.0 - part) * f
         g = part * _softmin(transposed, log_a + f_before / column, column, floor) + (1.0 - part) * g
     return f_before, g_before, f, g

@@ -134,7 +134,7 @@ def clipped_pullback(
         lam: λ > 0, in units of cost (that of ‖x − y‖²).
         bound: Δ > 0, in units of the weights' gradient.
         pull: v ↦ Jᵀv from (n, d) to (P,), linear, fixed like x.
-        mask: from which rows each record may choose, (n, m) bool; None: all.
+        mask: the rows from which each record may choose, (n, m) bool; None: all.
 
     Raises:
         ValueError: for shapes that disagree, λ ≤ 0 or Δ ≤ 0; never for values of x, y or f.
@@ -206,7 +206,7 @@ def matmul_keeps_the_bound(
     - the upper bound on ‖g_j‖² exceeds it by at most 16u(d + 4)·R², so clipped contributions
       are shorter than need be by at most 16u(d + 4)·R²/Δ each.
     """
-    share = _SLACK / 4.0
+    allowance = _SLACK / 4.0
     summing = 8.0 * _UNIT * (n_records + 2) * n_records * reach.sqrt()
     distance = 8.0 * _UNIT * (dimension + 4) * reach
     exponent = (distance + 8.0 * _UNIT * largest_f) / lam
@@ -214,9 +214,9 @@ def matmul_keeps_the_bound(
         return torch.zeros_like(reach, dtype=torch.bool)
     # NaN and infinite reach compare false: such records are computed separately.
     return (
-        (summing <= share * clip)
-        & (4.0 * n_records * exponent <= share)
-        & (2.0 * n_records * distance <= share * clip * clip)
+        (summing <= allowance * clip)
+        & (4.0 * n_records * exponent <= allowance)
+        & (2.0 * n_records * distance <= allowance * clip * clip)
     )
 
 

@@ -260,11 +260,11 @@ class _Kernel:
         kernel.clamp_(min=self._limits.floor, max=0.0).exp_()
 
     def rows(self, v: Tensor, out: Tensor) -> None:
-        """K v, into `out`."""
+        """Returns K v, into `out`."""
         _multiply(self._matrices[0], v, out)
 
     def columns(self, u: Tensor, out: Tensor) -> None:
-        """Kᵀ u, into `out`."""
+        """Returns Kᵀ u, into `out`."""
         _multiply(self._matrices[1], u, out)
 
     def scalings(self, g: Tensor) -> Tensor:

@@ -206,19 +206,19 @@ class Problem:
             floor=self.floor,
         )
 
-    def part(self, chosen: Tensor) -> Problem:
+    def part(self, indices: Tensor) -> Problem:
         """Returns some problems of the batch, by their numbers (k,), as a batch of their own."""
-        log_a, log_b = self.log_a[chosen], self.log_b[chosen]
+        log_a, log_b = self.log_a[indices], self.log_b[indices]
         return replace(
             self,
-            cost=self.cost[chosen],
+            cost=self.cost[indices],
             log_a=log_a,
             log_b=log_b,
-            real_rows=None if self.real_rows is None else self.real_rows[chosen],
-            real_columns=None if self.real_columns is None else self.real_columns[chosen],
-            cost_range=self.cost_range[chosen],
-            largest=self.largest[chosen],
-            batch_shape=torch.Size([len(chosen)]),
+            real_rows=None if self.real_rows is None else self.real_rows[indices],
+            real_columns=None if self.real_columns is None else self.real_columns[indices],
+            cost_range=self.cost_range[indices],
+            largest=self.largest[indices],
+            batch_shape=torch.Size([len(indices)]),
             given_log_a=log_a,
             given_log_b=log_b,
         )

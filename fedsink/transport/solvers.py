@@ -89,10 +89,10 @@ def solve(
         state = SinkhornState.begin(problem)
         for beginning in sorted(set(begins)):
             alike = [place for place, other in enumerate(begins) if other == beginning]
-            chosen = torch.tensor(alike, device=state.f.device)
-            part = _iterated(problem.part(chosen), beginning, max_iterations, tolerance)
+            indices = torch.tensor(alike, device=state.f.device)
+            part = _iterated(problem.part(indices), beginning, max_iterations, tolerance)
             for name in ("f", "g", "iterations", "converged"):
-                getattr(state, name)[chosen] = getattr(part, name)
+                getattr(state, name)[indices] = getattr(part, name)
     free = problem.largest == 0.0  # then potentials of 0 are exact
     f, g = (values.masked_fill(free.unsqueeze(-1), 0.0) for values in (state.f, state.g))
     resolved = state.resolved(problem.lam, tolerance, problem.largest)
@@ -128,7 +128,7 @@ class ConvergedSolver:
     """`solve` with its options; a tolerance of 0 runs a fixed number of iterations.
 
     Attributes:
-        max_iterations, tolerance, domain: of `solve`.
+        max_iterations, tolerance, domain: those of `solve`.
     """
 
     max_iterations: int = 1000

@@ -37,7 +37,7 @@ from fedsink.protocol.dp_sinkhorn import unpack_requests
 from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.signing import given_by, shown_key, sign
+from fedsink.protocol.signing import node_receipt, shown_key, sign
 
 from ..support.exact import squared_distance
 from ..support.policies import limits
@@ -155,7 +155,7 @@ class Witness:
         self.new: list[Use] = []
         self.name = ""
         if self._signed:
-            given = given_by(self.node.ask(IDENTITY, RecordDict()).content)
+            given = node_receipt(self.node.ask(IDENTITY, RecordDict()).content)
             assert given is not None
             self.name = given.name
 

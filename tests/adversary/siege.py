@@ -36,7 +36,7 @@ from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.protocol.packing import PROTOCOL_VERSION, unpack
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.requests import CentralRequest
-from fedsink.protocol.signing import given_by
+from fedsink.protocol.signing import node_receipt
 
 from ..support.exact import squared_distance
 from .besieged import HOLDINGS, BesiegedNode, Place
@@ -229,7 +229,7 @@ class Siege:
         self, node: BesiegedNode, content: RecordDict, reply: RecordDict
     ) -> list[Place]:
         assert sorted(reply) == ["identity"] + ["owner"] * (node.noise != "keyed")
-        if (given := given_by(reply)) is not None:
+        if (given := node_receipt(reply)) is not None:
             assert (len(given.name), len(given.receipt)) == (32, 80)
         assert dict(reply.config_records["identity"]) == {"client": 0, "protocol": PROTOCOL_VERSION}
         return []

@@ -13,7 +13,7 @@ from fedsink.protocol.failure_codes import BAD_SIGNATURE, MALFORMED, UNKNOWN_OPE
 from fedsink.protocol.signing import (
     LONGEST,
     MOST_RECEIPTS,
-    given_by,
+    node_receipt,
     show_receipts,
     shown_key,
     sign,
@@ -35,7 +35,7 @@ def siege(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Siege:
     besieged = Siege(tmp_path, monkeypatch, operators={"lab": shown_key(PUBLIC)})
     for node in besieged.nodes:
         content = HONEST.gradient().to_record()
-        given = given_by(node.ask(IDENTITY, RecordDict()).content)
+        given = node_receipt(node.ask(IDENTITY, RecordDict()).content)
         assert given is not None
         sign(content, GRADIENT, given.name, KEY)
         assert not node.ask(GRADIENT, content).has_error()

@@ -212,7 +212,7 @@ class Faulty(DPSinkhornAnswer):
 
     def __init__(self, requests: Sequence[GradientRequest]) -> None:
         super().__init__(requests)
-        self.uses = [self.changed(request) for request in requests]
+        self.requests = [self.changed(request) for request in requests]
 
     def changed(self, request: GradientRequest) -> GradientRequest:
         return request

@@ -25,10 +25,10 @@ from fedsink.protocol.packing import PROTOCOL_VERSION
 from fedsink.protocol.privatize_once import PrivatizeReply, asked_mechanism
 from fedsink.protocol.requests import pack_replies, unpack_replies
 from fedsink.protocol.signing import (
-    Given,
+    NodeReceipt,
     give,
-    given_by,
     identity_record,
+    node_receipt,
     shown_receipts,
     signer,
     stated_client,
@@ -344,11 +344,13 @@ def test_a_node_cannot_say_who_it_is_so_that_more_than_a_refusal_comes_of_it(par
         else:
             with pytest.raises(ValueError, match=r"."):
                 stated_client(record)
-    for name in Given._fields:
+    for name in NodeReceipt._fields:
         for value in PLAIN:
-            give(record, Given("name", "receipt"))
+            give(record, NodeReceipt("name", "receipt"))
             record["owner"] = ConfigRecord({**record.config_records["owner"], name: value})
-            assert given_by(record) is None or all(isinstance(one, str) for one in given_by(record))
+            assert node_receipt(record) is None or all(
+                isinstance(one, str) for one in node_receipt(record)
+            )
     with pytest.raises(ValueError, match=r"."):
         stated_client(RecordDict({"identity": ArrayRecord(), "owner": ArrayRecord()}))
 

@@ -70,7 +70,7 @@ class Counts(BatchedAnswer):
 
     def __init__(self, requests):
         [self.request] = requests
-        self.run, self.places = self.request.run, [(self.request.round, None)]
+        self.run, self.rounds = self.request.run, [(self.request.round, None)]
         self.protected, self.values = self.request.noised, self.request.bins
 
     @classmethod

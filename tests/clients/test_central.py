@@ -34,7 +34,7 @@ def test_charges_of_different_plans_are_told_apart() -> None:
     changed = (PLAN, FULL, replace(PLAN, delta=1e-6), replace(PLAN, adjacency="replace-one"))
     charges = [*map(central_charge, changed), central_charge(PLAN, SHARED)]
     charges.append(central_charge(PLAN, SHARED, trusted=True))
-    charges.append(central_charge(PLAN, replace(SHARED, sharers=3)))
+    charges.append(central_charge(PLAN, replace(SHARED, parts=3)))
     coarser = replace(SHARED, fixed_point=replace(GRID, granularity=2.0**-10))
     charges.append(central_charge(PLAN, coarser))
     assert len({charge.plan_json for charge in charges}) == len(charges)

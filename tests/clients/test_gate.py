@@ -18,7 +18,7 @@ from flwr.app import RecordDict
 
 from fedsink.clients.central import central_charge
 from fedsink.clients.gate import LedgerGate, reservation_name
-from fedsink.clients.ledger.charge import Budget, Place
+from fedsink.clients.ledger.charge import Budget, Round
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, close_nodes, grant
 from fedsink.clients.node_cohort import NodeCohort
@@ -39,9 +39,9 @@ BUDGETS = {"add-remove": Budget(1e6, 1e-3)}
 Digests = Callable[..., list[bytes]]
 
 
-def answer_of(run: str, *places: Place) -> Any:
+def answer_of(run: str, *rounds: Round) -> Any:
     """All that a gate looks at of an answer to a message with these uses."""
-    return SimpleNamespace(run=run, name="dp_sinkhorn", operator=None, places=places)
+    return SimpleNamespace(run=run, name="dp_sinkhorn", operator=None, rounds=rounds)
 
 
 @pytest.fixture

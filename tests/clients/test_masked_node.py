@@ -46,7 +46,7 @@ from fedsink.protocol.failure_codes import (
 )
 from fedsink.protocol.packing import pack
 from fedsink.protocol.requests import unpack_replies
-from fedsink.protocol.signing import NodeIdentityKey, given_by, shown_key, sign
+from fedsink.protocol.signing import NodeIdentityKey, node_receipt, shown_key, sign
 from fedsink.secagg.identities import certify
 from fedsink.secagg.parameters import Parameters
 from fedsink.server.masked_grid import MaskedGrid
@@ -461,7 +461,7 @@ def test_an_operators_signature_covers_every_trip(tmp_path: Path, make_request: 
     nodes, request = Consortium(tmp_path, operators=operators), shared(make_request(), 3)
     names = []
     for client in range(4):
-        given = given_by(nodes.send(client, RecordDict(), "query.identity").content)
+        given = node_receipt(nodes.send(client, RecordDict(), "query.identity").content)
         assert given is not None
         names.append(given.name)
 

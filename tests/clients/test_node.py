@@ -330,11 +330,11 @@ def test_uses_that_do_not_belong_together_are_refused(
     node = Node(settings, 0)
     one = make_request(round=1)
     for requests, message in (
-        ([], "at least one use"),
-        ([one, one], "in different rounds"),
+        ([], "at least one round"),
+        ([one, one], "for one round"),
         ([one, make_request(round=2, sigma=2.0)], "one plan and one run"),
         ([one, replace(make_request(round=2), run="other")], "one plan and one run"),
-        ([one, replace(make_request(round=2), share=2)], "with one share of noise"),
+        ([one, replace(make_request(round=2), share=2)], "divide the noise"),
     ):
         with pytest.raises(ValueError, match=message):
             gradients(node, requests, b"m")

@@ -22,7 +22,7 @@ from fedsink.data.partition import Iid
 from fedsink.errors import ConfigError
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import BAD_SIGNATURE, REFUSED, UNKNOWN_OPERATOR, UNSIGNED
-from fedsink.protocol.signing import given_by, shown_key, sign
+from fedsink.protocol.signing import node_receipt, shown_key, sign
 
 Make = Callable[..., GradientRequest]
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
@@ -38,7 +38,7 @@ def ask(policy: Path, content: RecordDict, kind: str = KIND) -> Message:
 
 
 def name_of(policy: Path) -> str:
-    given = given_by(ask(policy, RecordDict(), "query.identity").content)
+    given = node_receipt(ask(policy, RecordDict(), "query.identity").content)
     assert given is not None
     return given.name
 

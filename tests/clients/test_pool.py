@@ -34,7 +34,7 @@ def test_every_record_of_the_class_is_sampled_with_the_plans_rate(
     if fixed:
         size = int(pool.draw_at_most(requests, slice(0, 1), streams).present.sum())
     else:
-        size = len(pool.draw(requests, slice(0, 1), streams).chosen)
+        size = len(pool.draw(requests, slice(0, 1), streams).indices)
     error = math.sqrt(rate * (1 - rate) * candidates)
     assert abs(size - rate * candidates) < 5 * error
     assert (1 - 1 / 1.2) * rate * candidates > 10 * error

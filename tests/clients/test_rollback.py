@@ -29,7 +29,7 @@ from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED, ROLLED_BACK
 from fedsink.protocol.packing import digest
-from fedsink.protocol.signing import MOST_RECEIPTS, given_by, show_receipts
+from fedsink.protocol.signing import MOST_RECEIPTS, node_receipt, show_receipts
 
 from ..support.asking import gradient
 
@@ -86,7 +86,7 @@ def ask_who(policy: Path, shown: list[str] | None = None, **wrong: object) -> Me
 
 
 def receipt_of(reply: Message) -> str:
-    given = given_by(reply.content)
+    given = node_receipt(reply.content)
     assert given is not None
     return given.receipt
 
@@ -244,7 +244,7 @@ def test_an_empty_ledger_beside_critics_that_have_learned_is_refused(
 
 
 def test_a_simulated_client_gives_no_receipt(secret: NodeSettings) -> None:
-    assert Node(secret, 0).given([]) is None
+    assert Node(secret, 0).receipt([]) is None
 
 
 def test_a_ledger_knows_every_reply_beside_it(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_ledger_knows_every_reply_beside_it(tmp_path: Path) -> None:
     gate = LedgerGate(ledger, "ward", BUDGETS, store)
     for number in range(2):
         asked: Any = SimpleNamespace(
-            run="run", name="dp_sinkhorn", operator=None, places=[(1 + number, None)]
+            run="run", name="dp_sinkhorn", operator=None, rounds=[(1 + number, None)]
         )
         digest = bytes([number]) * 32
         admitted = gate.admit(asked, central_charge(PLAN), digest, lambda: b"c" * 32)

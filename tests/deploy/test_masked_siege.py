@@ -17,7 +17,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor
 
-from fedsink.clients.gate import use_digests
+from fedsink.clients.gate import round_digests
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.replies import ReplyStore
 from fedsink.deployment.deployed_run import deployed_settings
@@ -111,7 +111,7 @@ def stored_replies(state: Path) -> dict[int, Tensor]:
     for name in store.digests():
         reply = store.get(name)
         assert reply is not None
-        found[claimed[use_digests(name, USES)[0]]] = torch.stack(
+        found[claimed[round_digests(name, USES)[0]]] = torch.stack(
             [reply[place] for place in sorted(reply, key=int)]
         )
     return found

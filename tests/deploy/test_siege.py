@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from fedsink.clients.gate import use_digests
+from fedsink.clients.gate import round_digests
 from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.database import Database, problems
 from fedsink.clients.replies import ReplyStore
@@ -221,7 +221,7 @@ def check_owner(state: Path, used: set[int], stated: Mapping[str, Any]) -> int:
     # A place has one digest, a digest one stored reply: no place was answered in two ways.
     assert len(set(claimed.values())) == len(claimed) == run.claimed
     (folder,) = {path.parent for path in state.rglob("*.reply")}
-    digests = [use for reply in ReplyStore(folder).digests() for use in use_digests(reply, USES)]
+    digests = [use for reply in ReplyStore(folder).digests() for use in round_digests(reply, USES)]
     answered = {claimed[digest] for digest in digests}
     assert len(answered) == len(digests)
 

@@ -15,7 +15,7 @@ from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import BadSignatureError, UnsignedRequestError
 from fedsink.protocol.packing import pack
 from fedsink.protocol.signing import (
-    Given,
+    NodeReceipt,
     give,
     identity_query,
     identity_record,
@@ -53,7 +53,7 @@ class Link(SimulationGrid):
             if kind == "query.identity":
                 record = identity_record(node - 101)
                 if node in self.names:
-                    give(record, Given(self.names[node], f"receipt {len(self.seen)}"))
+                    give(record, NodeReceipt(self.names[node], f"receipt {len(self.seen)}"))
             replies.append(Message(record, reply_to=message))
         return replies
 

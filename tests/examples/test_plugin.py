@@ -150,7 +150,7 @@ def test_a_sample_of_all_records_serves_no_plan_of_classes() -> None:
     """A record of another class is charged for fewer rounds than it would take part in."""
     answer, data = MeanEmbeddingAnswer([request_of()]), DataSpec(**{**RINGS, "shape": (2,)})
     answer.check_data(data)
-    object.__setattr__(answer.uses[0], "label", 1)
+    object.__setattr__(answer.requests[0], "label", 1)
     with pytest.raises(ValueError, match="samples all records"):
         answer.check_data(data)
 
@@ -160,7 +160,7 @@ class Quieter(MeanEmbeddingAnswer):
 
     def __init__(self, requests: Sequence[EmbeddingRequest]) -> None:
         super().__init__(requests)
-        self.uses = [replace(use, plan=use.plan.with_noise(1 / 9)) for use in requests]
+        self.requests = [replace(use, plan=use.plan.with_noise(1 / 9)) for use in requests]
 
 
 @pytest.mark.medium

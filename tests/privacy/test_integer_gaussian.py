@@ -315,11 +315,11 @@ def test_too_few_bits_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sharers": 0}, "share must be an integer"),
-        ({"sharers": 2.0}, "share must be an integer"),
+        ({"parts": 0}, "parts must be an integer"),
+        ({"parts": 2.0}, "parts must be an integer"),
         ({"size": 0}, "size must be an integer"),
         ({"fixed_point": FixedPoint(2.0**-20, 24, 1.0)}, "does not fit into noise.bits=24"),
-        ({"plan": replace(PLAN, noise_multiplier=1e-6), "sharers": 10**35}, "at most|is the most"),
+        ({"plan": replace(PLAN, noise_multiplier=1e-6), "parts": 10**35}, "at most|is the most"),
     ],
 )
 def test_mechanisms_that_prove_nothing_are_refused(changes, message):

@@ -33,7 +33,7 @@ def test_the_variances_of_n_shares_add_up_to_the_plans(clip, schedule, clients, 
     share = NoiseShare("secure_aggregation", tolerated)
     for client in range(clients):
         cohort = schedule.cohort(client, clients)
-        n = share.sharers(schedule, client, clients)
+        n = share.parts(schedule, client, clients)
         assert n == cohort - tolerated
         own = plan.with_noise(1 / n)
         assert n * own.noise_std**2 == pytest.approx(plan.noise_std**2, rel=1e-12)
@@ -45,7 +45,7 @@ def test_the_variances_of_n_shares_add_up_to_the_plans(clip, schedule, clients, 
 def test_a_cohort_of_one_adds_the_whole_noise():
     for clients in (1, 7, 10):
         for client in range(clients):
-            n = SHARED.sharers(PLAN.schedule, client, clients)
+            n = SHARED.parts(PLAN.schedule, client, clients)
             assert PLAN.with_noise(1 / n) is PLAN
         assert not SHARED.gains(PLAN.schedule, clients)
     assert SHARED.gains(PLAN.schedule, 11)
@@ -55,7 +55,7 @@ def test_a_cohort_of_one_adds_the_whole_noise():
 
 def test_local_noise_is_whole_whatever_the_cohort():
     """Pitfall 19."""
-    assert {LOCAL_NOISE.sharers(JointSchedule(), k, 50) for k in range(50)} == {1}
+    assert {LOCAL_NOISE.parts(JointSchedule(), k, 50) for k in range(50)} == {1}
     assert not LOCAL_NOISE.gains(JointSchedule(), 50)
 
 

@@ -20,7 +20,7 @@ from fedsink.privacy import (
     RecordClip,
 )
 from fedsink.protocol.dp_sinkhorn import (
-    MOST_USES,
+    MOST_ROUNDS,
     GradientRequest,
     Objective,
     unpack_requests,
@@ -231,7 +231,7 @@ def test_every_use_of_a_message_is_checked(make_request: Make) -> None:
 def test_every_use_of_a_message_has_every_array(make_request: Make, name: str) -> None:
     fields, arrays = unpack(pack_requests(uses(make_request, 1, 2, 3)))
     for fewer in (arrays[name][:2], torch.tensor(1.0)):
-        with pytest.raises(ValueError, match=f"asks for 3 uses, but its {name} do not"):
+        with pytest.raises(ValueError, match=f"asks for 3 rounds, but its {name} do not"):
             unpack_requests(pack(fields, arrays | {name: fewer}))
 
 
@@ -254,9 +254,9 @@ def test_the_uses_of_a_message_share_what_is_public(
 
 
 def test_a_message_asks_for_something(make_request: Make) -> None:
-    with pytest.raises(ValueError, match="at least one use"):
+    with pytest.raises(ValueError, match="at least one round"):
         pack_requests([])
-    with pytest.raises(ValueError, match="one use, received one with 2"):
+    with pytest.raises(ValueError, match="one round, received one with 2"):
         GradientRequest.from_record(pack_requests(uses(make_request, 1, 2)))
 
 
@@ -280,15 +280,15 @@ def test_a_reply_holds_one_array_and_no_field() -> None:
 @pytest.mark.parametrize("more", [0, 1, 10**5])
 def test_a_message_asks_for_so_many_uses_and_no_more(make_request: Make, more: int) -> None:
     """Each costs some time before any of them can be refused."""
-    count = MOST_USES + more
+    count = MOST_ROUNDS + more
     record = make_request(plan=replace(make_request().plan, rounds=count)).to_record()
     fields, arrays = unpack(record)
     fields |= {"rounds": [*range(1, count + 1)], "labels": [None] * count}
-    many = {name: array.expand(MOST_USES, *array.shape[1:]) for name, array in arrays.items()}
+    many = {name: array.expand(MOST_ROUNDS, *array.shape[1:]) for name, array in arrays.items()}
     if more == 0:
-        assert len(unpack_requests(pack(fields, many))) == MOST_USES
+        assert len(unpack_requests(pack(fields, many))) == MOST_ROUNDS
         return
-    with pytest.raises(ValueError, match=r"at most 2000 uses|Malformed message"):
+    with pytest.raises(ValueError, match=r"at most 2000 rounds|Malformed message"):
         unpack_requests(pack(fields, many))
 
 

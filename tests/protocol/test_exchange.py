@@ -47,8 +47,8 @@ def test_sums_are_no_messages() -> None:
 def test_a_content_becomes_flowers_record_only_where_it_travels() -> None:
     said = packed({"round": 3}, {"x": torch.ones(2)})
     content = Content(None, lambda: said)
-    assert content.said is said
+    assert content.payload is said
     assert digest("train.x", content.record) == digest("train.x", said)
     record = RecordDict()
     given = Content(None, lambda: record)
-    assert given.said is given.record is record
+    assert given.payload is given.record is record

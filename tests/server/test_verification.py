@@ -73,7 +73,7 @@ HONEST = {
 @cache
 def _promised(overrides: tuple[str, ...], noise: str) -> str:
     config = Configuration.read(compose_config(overrides))
-    return json.dumps(settings_of(config, "run").stated(noise))
+    return json.dumps(settings_of(config, "run").privacy_entries(noise))
 
 
 def promised(*overrides: str, noise: str = "secret") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.errors import ClientError, ConfigError, PrivacyError
-from fedsink.protocol.exchange import Asked
+from fedsink.protocol.exchange import MessageList
 from fedsink.server import checkpoint, masked_grid
 from fedsink.simulation.simulated_run import start
 
@@ -120,11 +120,11 @@ def test_every_method_announces_its_next_message(
     """Only the first message asks for keys and shares by messages of their own."""
     asked: list[str] = []
 
-    def noted(messages: list[Message], needed: int) -> Asked:
+    def noted(messages: list[Message], needed: int) -> MessageList:
         asked.append(messages[0].metadata.message_type)
-        return Asked(messages, needed)
+        return MessageList(messages, needed)
 
-    monkeypatch.setattr(masked_grid, "Asked", noted)
+    monkeypatch.setattr(masked_grid, "MessageList", noted)
     start(composed(*keys), tmp_path / "run")
     messages = [kind for kind in asked if kind.startswith("train.")]
     assert len(messages) > 1

@@ -19,7 +19,7 @@ from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.simulation.grid import node_of
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings, DPSinkhornStrategy
 from fedsink.strategies.privatize_once import PrivatizeOnce, PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
@@ -100,7 +100,7 @@ def make_grid() -> Callable[..., Wrapped]:
 
 
 @pytest.fixture
-def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSinkhorn]:
+def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSinkhornStrategy]:
     """A DP-Sinkhorn strategy; keywords are of the plan, the self term or the settings."""
 
     def make(
@@ -108,7 +108,7 @@ def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSi
         rate: float = 0.5, classes: int = CLASSES, self_term: str = "history", p: float = 0.5,
         tether: float | None = None, rows: int = 5, lr: float = 0.05, key: bytes = b"server",
         **more: Any,
-    ) -> DPSinkhorn:  # fmt: skip
+    ) -> DPSinkhornStrategy:  # fmt: skip
         settings = DPSinkhornSettings(
             plan=PrivacyPlan(
                 rate,
@@ -126,7 +126,7 @@ def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSi
             clients=clients,
             nominal_records=RECORDS / clients,
         )
-        return DPSinkhorn(replace(settings, **more), make_generator(classes), key)
+        return DPSinkhornStrategy(replace(settings, **more), make_generator(classes), key)
 
     return make
 

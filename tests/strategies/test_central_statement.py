@@ -109,7 +109,7 @@ def _stated(clients: int, share: NoiseShare = _SHARED) -> dict[str, Any]:
         _RECORD, sizes, size=24, bits=32, radius=_RECORD.clip.reach(50),
         tolerate_dropouts=share.tolerate_dropouts,
     )  # fmt: skip
-    integers = [replace(one, sharers=m - share.tolerate_dropouts) for m in sizes]
+    integers = [replace(one, parts=m - share.tolerate_dropouts) for m in sizes]
     return central_statement(_RECORD, clients, "secret", _SAMPLE, share=share, integers=integers)
 
 

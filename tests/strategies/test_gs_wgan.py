@@ -44,7 +44,7 @@ from fedsink.protocol.gs_wgan import CriticRequest, Critics
 from fedsink.protocol.requests import pack_replies, unpack_replies
 from fedsink.simulation.grid import client_of
 from fedsink.simulation.virtual_clients import LocalGrid
-from fedsink.strategies.gs_wgan import GSWGAN, GSWGANSettings, gs_wgan_epsilon
+from fedsink.strategies.gs_wgan import GSWGANSettings, GSWGANStrategy, gs_wgan_epsilon
 from fedsink.strategies.methods import settings_of
 from fedsink.strategies.trainer import OptimizerSettings
 
@@ -333,14 +333,14 @@ def test_a_round_that_somebody_missed_is_divided_by_those_who_answered(
 
 
 @pytest.fixture
-def make_gs_wgan(make_generator: Callable[..., Generator]) -> Callable[..., GSWGAN]:
+def make_gs_wgan(make_generator: Callable[..., Generator]) -> Callable[..., GSWGANStrategy]:
     """A GS-WGAN strategy; keywords are of the plan, the optimiser or the settings."""
 
     def make(
         *, clients: int = 3, rounds: int = 6, critics: int = 2, turns: int | None = None,
         sigma: float = 1.0, lr: float = 0.05, key: bytes = b"server", published: bool = False,
         **more: Any,
-    ) -> GSWGAN:  # fmt: skip
+    ) -> GSWGANStrategy:  # fmt: skip
         clip = RowClip(1.0, 5) if published else CriticClip(1.0, critics)
         schedule = JointSchedule() if turns is None else TurnSchedule(turns)
         if published:
@@ -355,7 +355,7 @@ def make_gs_wgan(make_generator: Callable[..., Generator]) -> Callable[..., GSWG
             optimizer=OptimizerSettings(lr, (0.5, 0.9), warmup=2, ema=0.9),
             clients=clients,
         )
-        return GSWGAN(replace(settings, **more), make_generator(3), key)
+        return GSWGANStrategy(replace(settings, **more), make_generator(3), key)
 
     return make
 

@@ -10,8 +10,8 @@ from fedsink_papers.parameter_gradient.strategy import ParameterGradient
 from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
-from fedsink.strategies.gs_wgan import GSWGAN
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings, DPSinkhornStrategy
+from fedsink.strategies.gs_wgan import GSWGANStrategy
 from fedsink.strategies.methods import STRATEGIES, settings_of, strategy_of
 from fedsink.strategies.privatize_once import PrivatizeOnce
 
@@ -21,7 +21,7 @@ class OtherSettings(DPSinkhornSettings):
     name: ClassVar[str] = "other"
 
 
-class Other(DPSinkhorn):
+class Other(DPSinkhornStrategy):
     Settings = OtherSettings
 
 
@@ -46,8 +46,8 @@ def config(mode: str = "central", **strategy: Any) -> Configuration:
 
 def test_every_method_is_found_by_the_name_of_its_settings():
     assert dict(STRATEGIES) == {
-        "dp_sinkhorn": DPSinkhorn,
-        "gs_wgan": GSWGAN,
+        "dp_sinkhorn": DPSinkhornStrategy,
+        "gs_wgan": GSWGANStrategy,
         "parameter_gradient": ParameterGradient,
         "privatize_once": PrivatizeOnce,
     }

@@ -16,13 +16,13 @@ from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 
 
 def gradients(node: Node, requests: Sequence[GradientRequest], digest: bytes) -> list[Tensor]:
-    """The gradients of several uses."""
+    """The gradients of several rounds."""
     reply = node.reply(DPSinkhornAnswer(requests), digest)
     return [reply[str(request.round)] for request in requests]
 
 
 def gradient(node: Node, request: GradientRequest, digest: bytes) -> Tensor:
-    """The gradient of one use."""
+    """The gradient of one round."""
     return gradients(node, [request], digest)[0]
 
 

@@ -56,7 +56,7 @@ def gradient_request(
     shape: Sequence[int] = (SIZE,),  # of a record, where rows are drawn
     run: str = UNNAMED,
 ) -> GradientRequest:
-    """Returns one use of a plan, equal for equal arguments."""
+    """Returns a request for one round of a plan, equal for equal arguments."""
     random = torch.Generator().manual_seed(round)
     if isinstance(rows, int):
         rows = torch.randn(rows, math.prod(shape), generator=random)

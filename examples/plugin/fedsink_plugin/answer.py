@@ -50,12 +50,12 @@ class MeanEmbeddingAnswer(CentralAnswer):
     def check_policy(self, policy: Policy) -> None:
         """Refuses too many frequencies as well."""
         super().check_policy(policy)
-        policy.check_limit("maximum_frequencies", len(self.uses[0].frequencies), "frequencies")
+        policy.check_limit("maximum_frequencies", len(self.requests[0].frequencies), "frequencies")
 
     def check_data(self, data: DataSpec) -> None:
         """Refuses a view and a class list that are not the data's as well."""
         super().check_data(data)
-        [request] = self.uses
+        [request] = self.requests
         check_view(request.view, request.frequencies.shape[1], data)
         check_classes(request.classes, data)
 

@@ -65,7 +65,7 @@ class MeanEmbedding(CentralStrategy):
     Settings = MeanEmbeddingSettings
     settings: MeanEmbeddingSettings
 
-    def request(self, round: int, **use: Any) -> EmbeddingRequest:
+    def request(self, round: int, **common: Any) -> EmbeddingRequest:
         """Returns what all clients are asked for: sums of features at these frequencies."""
         settings, stream = self.settings, self.latent_stream("frequencies", round)
         normals = stream.normal(settings.frequencies, view_from_dict(settings.view).dimension)
@@ -74,7 +74,7 @@ class MeanEmbedding(CentralStrategy):
             view=settings.view,
             classes=settings.classes,
             frequencies=(normals / settings.scale).float(),
-            **use,
+            **common,
         )
 
     def learn(self, request: EmbeddingRequest, total: Tensor, clients: int) -> float:

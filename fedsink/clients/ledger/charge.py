@@ -21,8 +21,8 @@ from fedsink.values import privacy_checks as checks
 WORDS = "policy"
 """Entry of a plan in the ledger: the words of the owner's policy that its price depends on."""
 
-Place = tuple[int, int | None]
-"""A round and its class (None: all)."""
+Round = tuple[int, int | None]
+"""The number of a round and its class (None: all)."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Database:
             self.connection.execute("PRAGMA foreign_keys=ON")
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """All rows of one statement."""
+        """Returns all rows of one statement."""
         with self.explained():
             return self.connection.execute(query, values).fetchall()
 

@@ -91,15 +91,15 @@ class Ledger:
     def bind(self, lineage: str, fingerprint: bytes, on_change: str = "inherit") -> None:
         """Records the fingerprint of the lineage's present data, which never leaves this file."""
         with self._database.transaction() as connection:
-            known = connection.execute(
+            row = connection.execute(
                 "SELECT lineage FROM contents WHERE fingerprint=?", (fingerprint,)
             ).fetchone()
-            if known is not None and known[0] != lineage:
+            if row is not None and row[0] != lineage:
                 raise ReleaseRefusedError(
-                    f"These data are {known[0]!r} in the ledger: a new name does not give them a "
+                    f"These data are {row[0]!r} in the ledger: a new name does not give them a "
                     "new budget."
                 )
-            if known is not None:
+            if row is not None:
                 return
             if (
                 on_change == "refuse"
@@ -168,7 +168,7 @@ class Ledger:
             connection.execute("DELETE FROM refusals WHERE day < ?", (day,))
 
     def charged(self, lineage: str, run: str) -> tuple[list[StatedCharge], str | None]:
-        """Returns the charges of one run, and the owner's rule for shares of noise at that time.
+        """Returns the charges of one run, and the owner's rule for parts of the noise at that time.
 
         The rule is None where no noise was shared.
         """
@@ -186,8 +186,8 @@ class Ledger:
 
     def knows(self, digests: Iterable[bytes]) -> bool:
         """Tells whether every one of these digests has been claimed."""
-        known = {row[0] for row in self._database.rows("SELECT digest FROM claims")}
-        return known.issuperset(digests)
+        noted = {row[0] for row in self._database.rows("SELECT digest FROM claims")}
+        return noted.issuperset(digests)
 
     def head(self) -> tuple[int, bytes]:
         """Returns the number of facts, and the seal of the last one."""

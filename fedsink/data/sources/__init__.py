@@ -44,7 +44,7 @@ users (or None) and slots."""
 
 
 def own_sources() -> dict[str, Reader]:
-    """The sources of this folder by name."""
+    """Returns the sources of this folder by name."""
     modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
     found = {m.__name__.rpartition(".")[2]: m.read for m in modules if hasattr(m, "read")}
     return found | {"fashion_mnist": found["mnist"]}  # which comes in files of the same form
@@ -79,7 +79,7 @@ def held(spec: DataSpec, **splits: LabelledData) -> Iterator[None]:
 
 
 def refuse_arrays(data: object) -> None:
-    """Refuses a stored table `data` of records that only the program has that made the run."""
+    """Refuses the table `data` of a run on arrays, which only the program has that made it."""
     if isinstance(data, Mapping) and data.get("name") == ARRAYS:
         raise ConfigError(
             "The records of this run are arrays of a Python program: there fedsink.Federation "
@@ -140,13 +140,13 @@ def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
         return ()
     records = load(spec, split)
     # A name in a file must not move the terminal's cursor.
-    said = [
+    sentences = [
         "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(note))
         for note in _NOTES[spec, split]
     ]
     if repeated := records.repeated():
-        said.append(
+        sentences.append(
             f"{repeated} of {len(records)} records {'is' if repeated == 1 else 'are'} equal to "
             "another one, bit by bit: a guarantee for every record holds for each of them alone."
         )
-    return tuple(said)
+    return tuple(sentences)

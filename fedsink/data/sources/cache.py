@@ -12,7 +12,7 @@ from fedsink.files import new_folder
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/fedsink, or ~/.cache/fedsink where that variable is not set."""
+    """Returns $XDG_CACHE_HOME/fedsink, or ~/.cache/fedsink where that variable is not set."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fedsink"
 
@@ -37,7 +37,7 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def key_of(files: Sequence[Path], *facts: object) -> str:
-    """The name of a cache entry made from files of one folder and whatever else decides it.
+    """Returns the name of a cache entry made from files of one folder and whatever else decides it.
 
     Names, sizes and times of the files count, and the folder: replaced files give another.
     """

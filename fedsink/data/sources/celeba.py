@@ -44,28 +44,28 @@ def read(spec: DataSpec, split: str) -> Reading:
         )
     folder = Path(spec.root).expanduser() / "celeba"
     labels = _labels(folder / "list_attr_celeba.txt")
-    chosen = _members(folder / "list_eval_partition.txt", _SPLITS[split])
-    if not chosen:
+    names = _members(folder / "list_eval_partition.txt", _SPLITS[split])
+    if not names:
         raise DataError(
             f"{folder / 'list_eval_partition.txt'} lists no picture of the {split} set."
         )
-    if missing := [name for name in chosen if name not in labels]:
+    if missing := [name for name in names if name not in labels]:
         raise DataError(f"{folder / 'list_attr_celeba.txt'} has no line for {missing[0]}.")
     inventory = Inventory(folder)
-    places = {name: folder / "img_align_celeba" / name for name in chosen}
+    places = {name: folder / "img_align_celeba" / name for name in names}
     if missing := [name for name, place in places.items() if not place.is_file()]:
         raise DataError(
             f"{places[missing[0]]} is listed but not there as a file; unpack img_align_celeba.zip "
             "again."
         )
-    chosen = [name for name, place in places.items() if inventory.is_new(place)]
-    pictures, changes = _pictures([places[name] for name in chosen], spec.shape)
-    notes = (*inventory.notes(len(chosen)), *changes)
-    return Reading(pictures, torch.tensor([labels[name] for name in chosen]), notes=notes)
+    names = [name for name, place in places.items() if inventory.is_new(place)]
+    pictures, changes = _pictures([places[name] for name in names], spec.shape)
+    notes = (*inventory.notes(len(names)), *changes)
+    return Reading(pictures, torch.tensor([labels[name] for name in names]), notes=notes)
 
 
 def _labels(path: Path) -> dict[str, int]:
-    """The attribute of every picture; the second line of the file names the attributes."""
+    """Returns the attribute of every picture; the second line of the file names the attributes."""
     lines = _lines(path)
     names = lines[1].split() if len(lines) > 1 else []
     if ATTRIBUTE not in names:
@@ -84,7 +84,7 @@ def _labels(path: Path) -> dict[str, int]:
 
 
 def _members(path: Path, wanted: str) -> list[str]:
-    """The names of a split's pictures; a name that leads out of their folder is refused."""
+    """Returns the names of a split's pictures; a name that leads out of their folder is refused."""
     members: dict[str, str] = {}
     for number, line in enumerate(_lines(path), start=1):
         parts = line.split()
@@ -117,7 +117,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _pictures(files: list[Path], shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
-    """All pictures, decoded once and kept in the cache folder, and what that changed."""
+    """Returns all pictures, decoded once and kept in the cache folder, and what that changed."""
 
     def fill(folder: Path) -> None:
         pixels = np.empty((len(files), *shape), dtype=np.uint8)

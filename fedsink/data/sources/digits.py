@@ -19,13 +19,13 @@ def read(spec: DataSpec, split: str) -> Reading:
     """Returns 1437 training or 360 test digits, pixels x/16 in [0, 1], in a fixed public split."""
     pixels, labels = _embedded()
     test = _test_mask(labels)
-    chosen = test if split == "test" else ~test
-    images = pixels.astype(np.float32)[chosen] / np.float32(16.0)
-    return Reading(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[chosen]))
+    mask = test if split == "test" else ~test
+    images = pixels.astype(np.float32)[mask] / np.float32(16.0)
+    return Reading(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[mask]))
 
 
 def _embedded() -> tuple[np.ndarray, np.ndarray]:
-    """8×8 pixels of 0 to 16 and labels, as `sklearn.datasets.load_digits` returns them.
+    """Returns 8×8 pixels of 0 to 16 and labels, as `sklearn.datasets.load_digits` returns them.
 
     Its file is read here because importing scikit-learn takes longer than the rest of a start.
     """
@@ -42,11 +42,11 @@ def _embedded() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:
-    """Marks 360 records, stratified: each class gets its share, rounded by largest remainder."""
+    """Marks 360 records, stratified: each class gets its part, rounded by largest remainder."""
     counts = np.bincount(labels)
-    shares = counts * TEST_RECORDS / counts.sum()
-    quota = np.floor(shares).astype(int)
-    largest = np.argsort(quota - shares, kind="stable")[: TEST_RECORDS - quota.sum()]
+    exact = counts * TEST_RECORDS / counts.sum()
+    quota = np.floor(exact).astype(int)
+    largest = np.argsort(quota - exact, kind="stable")[: TEST_RECORDS - quota.sum()]
     quota[largest] += 1
     random = np.random.Generator(np.random.PCG64(_SPLIT_SEED))
     mask = np.zeros(len(labels), dtype=bool)

@@ -88,15 +88,15 @@ def read_writers(
     files = files_of(spec, split, label_of, inventory)
     (images, characters, users), changes = _decoded(files, writers_of)
     labels = label_of[characters]
-    kept = labels >= 0
-    if not kept.any():
+    mask = labels >= 0
+    if not mask.any():
         raise DataError(
             f"{spec.root} holds no {split} record of the classes {', '.join(spec.classes)}; "
             "correct data.root or data.classes."
         )
-    if not kept.all():  # if all are kept, the mapped cache need not be copied
-        images, labels, users = images[kept], labels[kept], users[kept]
-        left = f"{(~kept).sum()} of {len(kept)} records are of characters that no class names"
+    if not mask.all():  # if all are kept, the mapped cache need not be copied
+        images, labels, users = images[mask], labels[mask], users[mask]
+        left = f"{(~mask).sum()} of {len(mask)} records are of characters that no class names"
         changes.append(f"{left}: left out.")
     values, kinds, writers = map(torch.from_numpy, (images, labels, users))
     return Reading(values, kinds, writers, notes=(*inventory.notes(len(files)), *changes))
@@ -217,7 +217,7 @@ def _json_writers(file: Path) -> Iterator[Writer]:
         writers = [
             Writer(user, part["x"], part["y"]) for user, part in content["user_data"].items()
         ]
-        stated = dict(zip(content["users"], content["num_samples"], strict=False))
+        sizes = dict(zip(content["users"], content["num_samples"], strict=False))
     except (OSError, RecursionError, ValueError) as error:
         raise DataError(
             f"{file} is no complete JSON file ({error}); replace it with an intact copy."
@@ -229,14 +229,14 @@ def _json_writers(file: Path) -> Iterator[Writer]:
         ) from None
     for writer in writers:
         characters = writer.characters
-        if not isinstance(characters, list) or stated.pop(writer.user, None) != len(characters):
+        if not isinstance(characters, list) or sizes.pop(writer.user, None) != len(characters):
             raise DataError(
                 f"{file}: the writer {writer.user} has not as many records as num_samples states; "
                 "replace the file with an intact copy."
             )
         yield writer
-    if stated:
+    if sizes:
         raise DataError(
-            f"{file}: the writer {next(iter(stated))} is in users and not in user_data; replace "
+            f"{file}: the writer {next(iter(sizes))} is in users and not in user_data; replace "
             "the file with an intact copy."
         )

@@ -69,8 +69,8 @@ def read(spec: DataSpec, split: str) -> Reading:
     parts = []
     for start in range(0, count, _DRAWN_AT_ONCE):
         rows = slice(start, start + _DRAWN_AT_ONCE)
-        chosen = strokes[bold[rows], font[rows], drawn[rows]].unsqueeze(1)
-        cover = _placed(chosen, uniform[rows], spec.shape[1], spec.shape[2])
+        pictures = strokes[bold[rows], font[rows], drawn[rows]].unsqueeze(1)
+        cover = _placed(pictures, uniform[rows], spec.shape[1], spec.shape[2])
         cover = _BENDS(cover, stream.child("bends", start)).clamp(0.0, 1.0)
         if spec.shape[0] == 3:
             colours = torch.from_numpy(uniform[rows, 8:14]).float()[..., None, None]
@@ -81,7 +81,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _masters(characters: str, side: int) -> Tensor:
-    """The characters in every font, (fonts, characters, side, side) in [0, 1].
+    """Returns the characters in every font, (fonts, characters, side, side) in [0, 1].
 
     The longer side of a character's box is `_LONGER_SIDE` of the picture, and its box is central.
     """

@@ -102,7 +102,7 @@ def _folder(spec: DataSpec, split: str, inventory: Inventory) -> Path:
 
 
 def _files(folder: Path, spec: DataSpec, inventory: Inventory) -> list[tuple[str, Path, int]]:
-    """The paths of files with the folders of their classes and their labels."""
+    """Returns the paths of files with the folders of their classes and their labels."""
     labels = {_composed(name): label for label, name in enumerate(spec.classes)}
     names = []
     for path in sorted(folder.iterdir()):
@@ -134,5 +134,5 @@ def _empty(folder: Path, spec: DataSpec) -> DataError:
 
 
 def _composed(name: str) -> str:
-    """A name with accents in one form: file systems and keyboards differ in theirs."""
+    """Returns a name with accents in one form: file systems and keyboards differ in theirs."""
     return unicodedata.normalize("NFC", name)

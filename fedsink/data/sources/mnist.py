@@ -46,7 +46,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _records(file: Path, shape: tuple[int, ...]) -> Tensor:
-    """The bytes (N, *shape) of a file in the format IDX, of which no more is unpacked."""
+    """Returns the bytes (N, *shape) of a file in the format IDX, of which no more is unpacked."""
     header = struct.Struct(f">{2 + len(shape)}i")
     try:
         packed = gzip.GzipFile(file) if file.suffix == ".gz" else file.open("rb")
@@ -72,7 +72,7 @@ def _records(file: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 def _downloaded(folder: str, spec: DataSpec) -> Path:
-    """The cache folder, after downloading the files that it lacks."""
+    """Returns the cache folder, after downloading the files that it lacks."""
     root = cache_folder() / "torchvision"
     if not (root / folder).is_dir() and not spec.download:
         raise DataError(

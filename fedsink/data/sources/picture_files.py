@@ -76,14 +76,14 @@ class ChangedPictures:
             self._pages.append(str(path))
 
     def notes(self) -> tuple[str, ...]:
-        """One sentence for each kind of change, the most telling first."""
+        """Returns a sentence for each kind of change, the most telling first."""
         channels, height, width = self.shape
         number = self._sizes.total()
         other = {size: n for size, n in self._sizes.items() if size != (width, height)}
         notes = []
         if other:
             (wide, high), most = max(other.items(), key=lambda item: item[1])
-            # A picture that covers the target keeps this share of its area.
+            # A picture that covers the target keeps this fraction of its area.
             sides = [(w * height, h * width) for w, h in other]
             cut = 1 - min(min(pair) / max(pair) for pair in sides)
             cut_off = f", which cuts off up to {100 * cut:.0f} %" if cut >= 0.005 else ""
@@ -176,8 +176,8 @@ def read_picture(
     if size[0] * size[1] > _MOST_RESIZED:  # a thin strip: only what is kept of it is scaled
         wide, high = width / scale, height / scale
         left, top = (picture.width - wide) / 2, (picture.height - high) / 2
-        kept = (max(left, 0), max(top, 0), left + wide, top + high)
-        cropped = picture.resize((width, height), Image.Resampling.BILINEAR, kept)
+        box = (max(left, 0), max(top, 0), left + wide, top + high)
+        cropped = picture.resize((width, height), Image.Resampling.BILINEAR, box)
     else:
         resized = picture.resize(size, Image.Resampling.BILINEAR)
         left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
@@ -197,7 +197,7 @@ def vast_allowed() -> Iterator[None]:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this version of Pillow has."""
+    """Returns those of `FORMATS` that this version of Pillow has."""
     from PIL import Image
 
     Image.init()
@@ -209,14 +209,14 @@ class _Depth:
     """Scale of a file's values that have more than 8 bits, or signs.
 
     Attributes:
-        stated: the values of black and white; None: nothing tells them.
+        limits_of_file: the values of black and white; None: nothing tells them.
         colours: Pillow has halved them to 8 bits by itself.
         kind: how the values are to be seen that Pillow has read; None: as they are.
-        maximum: of a PGM, whose values Pillow has scaled to 65535.
+        maximum: the largest value of a PGM, whose values Pillow has scaled to 65535.
         inverted: the least value is white.
     """
 
-    stated: Limits | None
+    limits_of_file: Limits | None
     colours: bool = False
     kind: Any = None
     maximum: int = 65535
@@ -243,14 +243,15 @@ class _Depth:
             return cls((0, maximum), maximum=maximum)
         if signed or bits > 16:
             return cls(None, kind=None if signed else np.uint32, inverted=inverted)
-        most, said = 2**bits - 1, _first(tags.get(_MAXIMUM, 0))
+        most, maximum = 2**bits - 1, _first(tags.get(_MAXIMUM, 0))
         # Another number than 2^k − 1 is the largest value of this picture, and no range.
         return cls(
-            (0, said if 0 < said < most and said & (said + 1) == 0 else most), inverted=inverted
+            (0, maximum if 0 < maximum < most and maximum & (maximum + 1) == 0 else most),
+            inverted=inverted,
         )
 
     def bytes(self, path: str | Path, picture: Image, limits: Limits | None) -> Image:
-        """A picture of bytes; values outside the range are refused."""
+        """Returns a picture of bytes; values outside the range are refused."""
         from PIL import Image
 
         if self.colours:
@@ -260,7 +261,7 @@ class _Depth:
                 f"{path} holds colours of 16 bits, which data.range does not scale: store it with "
                 "8 bits, or leave data.range out."
             )
-        if (limits := limits or self.stated) is None:
+        if (limits := limits or self.limits_of_file) is None:
             raise DataError(
                 f"{path} holds integers that have a sign or 32 bits, which do not tell black and "
                 "white: state data.range=[BLACK,WHITE]."
@@ -282,5 +283,5 @@ class _Depth:
 
 
 def _first(value: Any) -> int:
-    """The first number of a tag, which may be a list of them."""
+    """Returns the first number of a tag, which may be a list of them."""
     return int(value[0] if isinstance(value, tuple) else value)

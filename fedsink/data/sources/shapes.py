@@ -78,8 +78,8 @@ def _pictures(kinds: Array, height: int, width: int, random: np.random.Generator
     v = (np.cos(angle) * y - np.sin(angle) * x) / radius
     outside = np.empty_like(u)  # of the form, in radii; negative inside
     for form in np.unique(kinds[:, 1]):
-        chosen = kinds[:, 1] == form
-        outside[chosen] = _OUTSIDE[form](u[chosen], v[chosen])
+        mask = kinds[:, 1] == form
+        outside[mask] = _OUTSIDE[form](u[mask], v[mask])
     cover = np.clip(0.5 - outside * radius, 0.0, 1.0)[:, None]
 
     warm = (kinds[:, 0] == 0)[:, None, None]
@@ -95,7 +95,7 @@ def _pictures(kinds: Array, height: int, width: int, random: np.random.Generator
 
 
 def _rgb(hue: Array, saturation: Array, value: Array) -> Array:
-    """Red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
+    """Returns red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
     steps = (np.array([5.0, 3.0, 1.0], dtype=np.float32) + 6.0 * hue[:, 0]) % 6.0
     ramp = np.clip(np.minimum(steps, 4.0 - steps), 0.0, 1.0)
     mixed: Array = value[:, 0] * (1.0 - saturation[:, 0] * ramp)

@@ -57,7 +57,7 @@ _PRV_ERROR = 0.01  # of ε, Opacus' default; that of δ is δ/1000
 def poisson_gaussian_epsilon(
     rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
 ) -> float:
-    """ε(δ) of `uses` Poisson-subsampled Gaussians (q, σ a multiplier) under add/remove."""
+    """Returns ε(δ) of `uses` Poisson-subsampled Gaussians (q, σ a multiplier) under add/remove."""
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
     epsilon = ACCOUNTANTS.find(accountant).epsilon
@@ -74,7 +74,7 @@ def poisson_gaussian_epsilon(
 
 
 def poisson_gaussian(rate: float, sigma: float, uses: int) -> Any:
-    """The event of `uses` Poisson-subsampled Gaussians as a `dp_accounting.DpEvent`.
+    """Returns the event of `uses` Poisson-subsampled Gaussians as a `dp_accounting.DpEvent`.
 
     Args:
         rate: Sampling probability q in (0, 1].
@@ -90,14 +90,14 @@ def poisson_gaussian(rate: float, sigma: float, uses: int) -> Any:
 
 
 def check_accountant(accountant: object) -> str:
-    """The name of an accountant; raises PrivacyError for any other value."""
+    """Returns the name of an accountant; raises PrivacyError for any other value."""
     ACCOUNTANTS.find(accountant)
     return str(accountant)
 
 
 @lru_cache(maxsize=4096)
 def rdp_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """ε by Rényi DP: composition adds the orders' costs, so any number of uses is cheap."""
+    """Returns ε by Rényi DP: composition adds the orders' costs, so any number of uses is cheap."""
     rdp = checks.require("dp_accounting.rdp")
     orders, one_use = rdp_curve(rate, sigma)
     with np.errstate(over="ignore", invalid="ignore"), quiet_absl():
@@ -106,7 +106,7 @@ def rdp_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
 
 
 def rdp_opacus_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """ε by Rényi DP from Opacus, at the orders of dp_accounting."""
+    """Returns ε by Rényi DP from Opacus, at the orders of dp_accounting."""
     rdp = checks.require("opacus.accountants.analysis.rdp")
     orders, one_use = _opacus_curve(rate, sigma)
     with warnings.catch_warnings():  # of a best order at the range's end: still an upper bound
@@ -117,7 +117,7 @@ def rdp_opacus_epsilon(rate: float, sigma: float, uses: int, delta: float) -> fl
 
 @lru_cache(maxsize=4096)
 def pld_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """ε by privacy loss distributions on a grid of 1e-4, cross-checked where grids matter.
+    """Returns ε by privacy loss distributions on a grid of 1e-4, cross-checked where grids matter.
 
     Where no two grids agree the least bound is returned, from 1e5 uses the RDP bound. Beyond
     ε = 1e5, where nothing is private, and for a δ that a grid cannot tell from its rounding, it is
@@ -138,7 +138,7 @@ def pld_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
 
 
 def pld_epsilon_without_grid(rate: float, sigma: float, uses: int, delta: float) -> float | None:
-    """ε where no grid serves: exact without sampling, else the least of two bounds; or None.
+    """Returns ε where no grid serves: exact, or the lesser of two bounds; else None.
 
     The bounds are Rényi DP's, and that of the same uses without sampling.
     """
@@ -151,7 +151,7 @@ def pld_epsilon_without_grid(rate: float, sigma: float, uses: int, delta: float)
 
 
 def pld_epsilon_quick(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """ε by privacy loss distributions on one grid, ten times coarser where that changes little."""
+    """Returns ε by privacy loss distributions on one grid, a coarser one where it suffices."""
     if (bound := pld_epsilon_without_grid(rate, sigma, uses, delta)) is not None:
         return bound
     grid = grids.grid_for(rate, sigma, uses)
@@ -161,7 +161,7 @@ def pld_epsilon_quick(rate: float, sigma: float, uses: int, delta: float) -> flo
 
 
 def pld_epsilon_coarse(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """ε by privacy loss distributions on a grid ten times coarser than any that is trusted."""
+    """Returns ε by privacy loss distributions on a grid ten times too coarse to be trusted."""
     if (bound := pld_epsilon_without_grid(rate, sigma, uses, delta)) is not None:
         return bound
     return pld_epsilon_on_grid(rate, sigma, uses, delta, 10.0 * grids.grid_for(rate, sigma, uses))
@@ -169,14 +169,14 @@ def pld_epsilon_coarse(rate: float, sigma: float, uses: int, delta: float) -> fl
 
 @lru_cache(maxsize=4096)
 def pld_epsilon_on_grid(rate: float, sigma: float, uses: int, delta: float, grid: float) -> float:
-    """ε by privacy loss distributions at one discretisation interval, without cross-check."""
+    """Returns ε by privacy loss distributions on one grid, without cross-check."""
     composed = _one_use_pld(rate, sigma, grid).self_compose(uses)
     return grids.epsilon_of(composed, delta)
 
 
 @lru_cache(maxsize=256)
 def prv_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """ε by privacy random variables: Opacus' upper bound at eps_error 0.01, δ_error δ/1000.
+    """Returns ε by privacy random variables: Opacus' upper bound at eps_error 0.01, δ_error δ/1000.
 
     It bounds the remove direction only, which is the larger one; infinite where it overflows.
     """
@@ -194,7 +194,7 @@ def prv_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
 
 
 def prv_points(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """About how many points the grid of `prv_epsilon` has, which takes its time and memory.
+    """Returns about how many points the grid of `prv_epsilon` has: its time and memory.
 
     It reaches as far as Rényi DP bounds ε at a part of δ, of all uses and of one, at a mesh of
     `_PRV_ERROR` over the root of the number of uses (Gopi, Lee, Wutschitz 2021, remark 5.6).
@@ -207,7 +207,7 @@ def prv_points(rate: float, sigma: float, uses: int, delta: float) -> float:
 
 
 def gaussian_delta(multiplier: float, epsilon: float) -> float:
-    """The exact δ of N(0, σ²) at ε, with multiplier σ/Δ₂ (Balle and Wang 2018, equation 6).
+    """Returns the exact δ of N(0, σ²) at ε, with multiplier σ/Δ₂ (Balle and Wang 2018, equation 6).
 
     With h = Δ₂/(2σ) and s = εσ/Δ₂ it is ``Φ(h − s) − e^ε·Φ(−h − s)``, and that is
     ``φ(s − h)·(R(s − h) − R(s + h))`` for Mills' ratio R = Φ(−·)/φ. Where h is so small that the
@@ -228,7 +228,7 @@ def gaussian_delta(multiplier: float, epsilon: float) -> float:
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """The least σ/Δ₂ for (ε, δ), from above; raises PrivacyError where not even 10⁹ is enough."""
+    """Returns the least σ/Δ₂ for (ε, δ), from above; raises PrivacyError above 10⁹."""
     multiplier = _least(lambda x: gaussian_delta(x, epsilon) <= delta, 1e-9, 1e9)
     if multiplier == math.inf:
         raise PrivacyError(
@@ -238,7 +238,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """The least ε of N(0, σ²) at δ, from above; 1e-12 where ε = 0 suffices.
+    """Returns the least ε of N(0, σ²) at δ, from above; 1e-12 where ε = 0 suffices.
 
     T compositions of multiplier σ/Δ₂ are one of σ/(Δ₂·√T), so this is exact without sampling.
     """
@@ -246,7 +246,7 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
 
 
 def _least(fits: Callable[[float], bool], smallest: float, largest: float) -> float:
-    """The least x that fits, from above, by bisection of log x; ∞ where the largest does not."""
+    """Returns the least x that fits, from above, by bisection of log x; ∞ if none does."""
     low, high = math.log(smallest), math.log(largest)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
@@ -285,7 +285,7 @@ def _one_use_pld(rate: float, sigma: float, grid: float) -> Any:
 def rdp_curve(
     rate: float, sigma: float, orders: tuple[float, ...] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rényi orders (None: dp_accounting's own) and the cost of one use at each of them."""
+    """Returns Rényi orders (None: dp_accounting's own) and the cost of one use at each."""
     events = checks.require("dp_accounting")
     ledger = checks.require("dp_accounting.rdp").RdpAccountant(orders)
     with quiet_absl():

@@ -21,7 +21,7 @@ _SOURCE = "Feldman, McMillan, Talwar 2023, Theorem 3.2"
 
 
 def shuffled_epsilon(eps0: float, n: int, delta: float, *, delta0: float = 0.0) -> float:
-    r"""ε of n shuffled reports, each of them ε₀ locally private, under replace-one at δ.
+    r"""Returns ε of n shuffled reports, each of them ε₀ locally private, under replace-one at δ.
 
     Feldman, McMillan and Talwar 2023, "Stronger privacy amplification by shuffling for Rényi and
     approximate differential privacy", Theorem 3.2:
@@ -65,13 +65,13 @@ def shuffled_epsilon(eps0: float, n: int, delta: float, *, delta0: float = 0.0) 
 
 
 def largest_local_epsilon(n: int, delta: float) -> float:
-    """The largest ε₀ that n shuffled reports amplify: ln(n/(8 ln(2/δ)) − 1); −∞ for none."""
+    """Returns the largest ε₀ that n reports amplify, ln(n/(8 ln(2/δ)) − 1); −∞ for none."""
     ratio = checks.count("n", n) / (8 * math.log(2 / checks.failure_probability(delta)))
     return math.log(ratio - 1) if ratio > 1 else -math.inf
 
 
 def shuffling_statement(eps0: float, delta0: float, n: int, delta: float) -> dict[str, Any]:
-    """The "shuffling" entry of privacy.json, beside the local (ε₀, δ₀) and never instead of it.
+    """Returns the entry "shuffling" of privacy.json, which stands beside the local (ε₀, δ₀).
 
     Arguments as in `shuffled_epsilon`.
 

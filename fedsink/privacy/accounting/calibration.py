@@ -37,7 +37,7 @@ def sigma_for(
     accountant: str = "pld",
     cost: Cost | None = None,
 ) -> float:
-    """The smallest noise multiplier σ (within 1e-3) whose ε does not exceed `eps`.
+    """Returns the smallest noise multiplier σ (within 1e-3) whose ε does not exceed `eps`.
 
     Raises:
         PrivacyError: If one use without sampling would have an ε above 1,000 and above 10·eps with
@@ -81,7 +81,7 @@ def uses_for(
     accountant: str = "pld",
     cost: Cost | None = None,
 ) -> int:
-    """The largest number of uses (within 1e-3, at most 10⁹) whose ε does not exceed `eps`.
+    """Returns the largest number of uses (within 1e-3, at most 10⁹) whose ε does not exceed `eps`.
 
     Raises:
         PrivacyError: If even one use costs more than `eps`.
@@ -120,7 +120,7 @@ def rate_for(
     accountant: str = "pld",
     cost: Cost | None = None,
 ) -> float:
-    """The largest sampling rate (within 1e-3, at most 1) whose ε does not exceed `eps`."""
+    """Returns the largest sampling rate (within 1e-3, at most 1) whose ε does not exceed `eps`."""
     eps = _checked(eps, delta, accountant)
     sigma, uses = checks.positive("sigma", sigma), checks.count("uses", uses)
     exact, quick = _epsilons(cost)
@@ -142,7 +142,7 @@ def delta_for(
     accountant: str = "pld",
     cost: Cost | None = None,
 ) -> float:
-    """The smallest δ (within 1 %, at least 1e-12) at which the cost does not exceed `eps`.
+    """Returns the smallest δ (within 1 %, at least 1e-12) at which the cost does not exceed `eps`.
 
     Where ε comes from pairs of data sets (`Cost.by_pairs`), δ is at least 1e-11: below that their
     grids tell nothing.
@@ -180,14 +180,14 @@ def _checked(eps: float, delta: float, accountant: str) -> float:
 
 
 def _epsilons(cost: Cost | None) -> tuple[Epsilon, Epsilon]:
-    """ε as a function of (rate, σ, uses, δ, accountant), and a quick stand-in."""
+    """Returns ε as a function of (rate, σ, uses, δ, accountant), and a quick stand-in."""
     exact = accountants.poisson_gaussian_epsilon if cost is None else cost.epsilon
     steers = cost is None or (cost.adjacency == ADD_REMOVE and cost.clip.sampled)
     return exact, _quick if steers else exact
 
 
 def _quick(rate: float, sigma: float, uses: int, delta: float, accountant: str) -> float:
-    """A fast stand-in for the accountant, good to about a percent; steers the search only."""
+    """Returns the cost to about a percent, fast: it steers the search only."""
     if accountant.startswith("rdp"):
         return accountants.poisson_gaussian_epsilon(rate, sigma, uses, delta, accountant)
     return accountants.pld_epsilon_quick(rate, sigma, uses, delta)
@@ -202,7 +202,7 @@ def _largest(
     most: float = math.inf,
     whole: bool = False,
 ) -> float:
-    """The largest x with exact(x) ≤ eps, the increasing cost first searched with `quick`."""
+    """Returns the largest x with exact(x) ≤ eps; `quick` searches the rising cost first."""
     search = partial(_search, eps, most=most, whole=whole)
     near = search(quick, guess, tolerance=2 * _TOLERANCE)
     return search(exact, near, tolerance=_TOLERANCE)
@@ -211,7 +211,7 @@ def _largest(
 def _search(
     eps: float, cost: Curve, start: float, *, tolerance: float, most: float, whole: bool
 ) -> float:
-    """The feasible end of a bracket of cost(x) = eps that is at most 1 + tolerance wide.
+    """Returns the feasible end of a bracket of cost(x) = eps that is at most 1 + tolerance wide.
 
     Regula falsi with Illinois weights on log cost over log x; a candidate nearer to one end than
     half the tolerance is moved so that it closes the bracket from that end.
@@ -258,7 +258,7 @@ def _root(point: tuple[float, float]) -> float:
 
 
 def _between(good: tuple[float, float], bad: tuple[float, float], tolerance: float) -> float:
-    """The next point inside a bracket that is wider than the tolerance."""
+    """Returns the next point inside a bracket that is wider than the tolerance."""
     low, high = math.log(good[0]), math.log(bad[0])
     root = low + (high - low) * good[1] / (good[1] - bad[1])
     if root - low < tolerance / 2:

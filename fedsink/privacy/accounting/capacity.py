@@ -35,13 +35,13 @@ _SHARE = 1e-3  # of δ, that an overflow may cost
 
 
 def overflow_probability(rate: float, capacity: int, nominal_records: int, uses: int) -> float:
-    """A bound on the chance that a record meets a full batch: uses·P(Binomial(N − 1, q) ≥ B).
+    """Returns uses·P(Binomial(N − 1, q) ≥ B), a bound on the chance of meeting a full batch.
 
     Args:
         rate: q in (0, 1].
         capacity: B ≥ 1.
         nominal_records: N ≥ 1, public; no client takes part with more.
-        uses: In how many rounds one record may take part, ≥ 1.
+        uses: number of rounds in which one record may take part, ≥ 1.
 
     Raises:
         PrivacyError: If a value is out of range.
@@ -54,12 +54,12 @@ def overflow_probability(rate: float, capacity: int, nominal_records: int, uses:
 
 
 def capacity_for(rate: float, nominal_records: int, uses: int, delta: float) -> int:
-    """The smallest capacity whose overflow costs at most a thousandth of δ; never more than N.
+    """Returns the smallest capacity, up to N, whose overflow costs at most δ/1000.
 
     Args:
         rate: q in (0, 1].
         nominal_records: N ≥ 1, public; no client takes part with more.
-        uses: In how many rounds one record may take part, ≥ 1.
+        uses: number of rounds in which one record may take part, ≥ 1.
         delta: δ of the whole run.
 
     Raises:

@@ -59,7 +59,7 @@ def solve_account(
     accountants: Sequence[str] | None = None,
     **options: int | None,
 ) -> Solutions:
-    """The number of (rate, sigma, rounds, eps, delta) that is left out, by each accountant.
+    """Returns the number of (rate, sigma, rounds, eps, delta) that is left out, by each accountant.
 
     Args:
         delta: δ in (0, 1).
@@ -75,8 +75,8 @@ def solve_account(
         clients: Number of clients, all running this plan, at which one person has a record.
         accountants: Names of those to run; None: all that have a bound under the adjacency, an
             answer at these values, and do not take long for it (PRV beyond 10⁶ points).
-        options: of only some clips, by the names in `Clip.account_options`, among them
-            ``turns``, P of a `TurnSchedule`. None: not given.
+        options: options that only some clips have, by the names in `Clip.account_options`, among
+            them ``turns``, P of a `TurnSchedule`. None: not given.
 
     Raises:
         PrivacyError: If not exactly one is left out, a value is out of range, or the clip has no
@@ -91,14 +91,14 @@ def solve_account(
     if sigma is not None:
         sigma = checks.positive("sigma", sigma) / claimed
     parameters = {"rate": rate, "sigma": sigma, "rounds": rounds, "eps": eps, "delta": delta}
-    known = {name: value for name, value in parameters.items() if value is not None}
-    if len(known) != len(parameters) - 1:
+    values = {name: value for name, value in parameters.items() if value is not None}
+    if len(values) != len(parameters) - 1:
         received = ", ".join(f"{name}={value}" for name, value in parameters.items())
         raise PrivacyError(
             "exactly one of rate, sigma, rounds, eps and delta is left out and solved for, "
             f"received {received}."
         )
-    given: dict[str, Any] = {n: known[n] for n in ("rate", "sigma", "delta") if n in known}
+    given: dict[str, Any] = {n: values[n] for n in ("rate", "sigma", "delta") if n in values}
     if rounds is not None:
         if checks.count("rounds", rounds) > MOST_USES:
             raise PrivacyError(f"rounds must be at most {MOST_USES:g}, received {rounds:g}.")
@@ -107,7 +107,7 @@ def solve_account(
     def solve(accountant: str) -> float:
         how: dict[str, Any] = {**given, "accountant": accountant}
         if eps is None:
-            cost.check_overflow(known["rate"], given["uses"], known["delta"])
+            cost.check_overflow(values["rate"], given["uses"], values["delta"])
             return cost.epsilon(**how)
         how["cost"] = cost
         if rounds is None:
@@ -153,7 +153,7 @@ def solve_account(
 
 
 def _mechanism(clip: str, classes: int, options: Mapping[str, int | None]) -> tuple[Clip, Schedule]:
-    """The clip, with a bound of 1, and the schedule."""
+    """Returns the clip, with a bound of 1, and the schedule."""
     if clip not in CLIP_NAMES:
         raise PrivacyError(f"clip is {', '.join(CLIP_NAMES)}, received {clip!r}.")
     given = {name: value for name, value in options.items() if value is not None}

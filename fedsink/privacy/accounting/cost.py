@@ -79,25 +79,25 @@ class Cost:
             )
 
     def accountants(self, rate: float) -> tuple[str, ...]:
-        """The accountants that give a bound under this adjacency."""
+        """Returns the accountants that give a bound under this adjacency."""
         return ("pld",) if self.by_pairs(rate) else tuple(ACCOUNTANTS)
 
     def by_pairs(self, rate: float) -> bool:
-        """True if ε is that of a pair of `replacement`, for which there is no Rényi bound."""
+        """True if ε comes from the pairs of `replacement`, which have no Rényi bound."""
         replaced = self.adjacency == REPLACE_ONE and self.clip.sampled
         return replaced or self._asked_in_secret(rate)
 
     def uses(self, rounds: int) -> int:
-        """Number of the first T rounds that can touch one unit."""
+        """Returns the number of the first T rounds that can touch one unit."""
         return (self.schedule.of_client if self._by_client else self.schedule).uses(rounds)
 
     def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds that touch a unit at most `uses` times."""
+        """Returns the largest number of rounds that touch a unit at most `uses` times."""
         schedule = self.schedule.of_client if self._by_client else self.schedule
         return schedule.rounds_within(uses)
 
     def event(self, rate: float, sigma: float, uses: int) -> Any:
-        """All uses of one unit as a `dp_accounting.DpEvent`, to be read under the adjacency.
+        """Returns all uses of one unit as a `dp_accounting.DpEvent` under the adjacency.
 
         Where parts are asked in secret it is unsampled: no event has their pair under add-remove,
         so that whatever composes events counts them without amplification.
@@ -109,7 +109,7 @@ class Cost:
         return events.SelfComposedDpEvent(events.GaussianDpEvent(self._of_unit(sigma)), uses)
 
     def overflow(self, rate: float, uses: int) -> float:
-        """The part of δ that a full batch costs (see `fedsink.privacy.accounting.capacity`)."""
+        """Returns the part of δ that a full batch costs (`fedsink.privacy.accounting.capacity`)."""
         if not self._overflows or self.capacity is None or self.nominal_records is None:
             return 0.0
         visits = uses
@@ -130,7 +130,7 @@ class Cost:
     def epsilon(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
     ) -> float:
-        """ε(δ) of `uses` uses; infinite where already an overflow costs δ.
+        """Returns ε(δ) of `uses` uses; infinite where already an overflow costs δ.
 
         Raises:
             PrivacyError: If a value is out of range, or the accountant has no bound here.
@@ -141,7 +141,7 @@ class Cost:
     def epsilon_unamplified(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
     ) -> float:
-        """ε(δ) of the uses against whoever learns which units take part: nothing is amplified.
+        """Returns ε(δ) without amplification, against an observer who sees the samples.
 
         A capacity's overflow keeps the probability it has at the true rate.
         """
@@ -151,7 +151,7 @@ class Cost:
     def rough_epsilon(
         self, ceiling: float, rate: float, sigma: float, uses: int, delta: float
     ) -> float | None:
-        """ε roughly where it is far above a ceiling, in milliseconds; None where it may be near.
+        """Returns a rough ε where it is far above a ceiling, in milliseconds; None near it.
 
         The value serves to refuse a plan, and proves nothing about other plans. "Far" leaves
         room for what Rényi DP and a coarse grid of losses read above ε: up to 5ε + 1/(2σ²) + ½,
@@ -173,7 +173,7 @@ class Cost:
         return rough if rough > 1.05 * ceiling + 0.3 else None
 
     def quick_bound(self, rate: float, sigma: float, uses: int, delta: float) -> float:
-        """The bound by Rényi DP, for every round's progress; infinite where there is none."""
+        """Returns the bound by Rényi DP, for a run's progress; infinite where there is none."""
         if self.by_pairs(rate):
             return math.inf
         delta = self._left(rate, uses, delta)
@@ -184,7 +184,7 @@ class Cost:
         return rdp_epsilon(rate, sigma, uses, delta)
 
     def prv_points(self, rate: float, sigma: float, uses: int, delta: float) -> float:
-        """About how many points the accountant prv needs, before it starts."""
+        """Returns about how many points the accountant prv needs, before it starts."""
         if self._unsampled(rate):
             rate, sigma = 1.0, self._of_unit(sigma)
         return prv_points(rate, sigma, uses, max(self._left(rate, uses, delta), 0.0))
@@ -192,7 +192,7 @@ class Cost:
     def _epsilon(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str
     ) -> float:
-        """ε at the δ that a full batch leaves; infinite where it leaves none."""
+        """Returns ε at the δ that a full batch leaves; infinite where it leaves none."""
         if delta <= 0:
             return math.inf
         if self._unsampled(rate):
@@ -219,7 +219,7 @@ class Cost:
             )
 
     def _left(self, rate: float, uses: int, delta: float) -> float:
-        """δ less the part that a full batch costs."""
+        """Returns δ less the part that a full batch costs."""
         return checks.failure_probability(delta) - self.overflow(rate, uses)
 
     @property
@@ -239,6 +239,6 @@ class Cost:
         return self.clip.asked_in_secret(rate) and not self._by_client
 
     def _of_unit(self, sigma: float) -> float:
-        """The noise multiplier against all that a unit contributes to one round."""
+        """Returns the noise multiplier against all that a unit contributes to one round."""
         checks.positive("sigma", sigma)
         return sigma / self.clip.of_client(self.capacity) if self._by_client else sigma

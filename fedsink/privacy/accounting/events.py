@@ -25,7 +25,7 @@ _GRID = 1e-4
 def epsilon(
     event: Any, delta: float, accountant: str = "pld", adjacency: str = ADD_REMOVE
 ) -> float:
-    """ε(δ) of a `dp_accounting.DpEvent`.
+    """Returns ε(δ) of a `dp_accounting.DpEvent`.
 
     Args:
         event: For example `poisson_gaussian(...)` or a mechanism's `.event`.
@@ -100,7 +100,7 @@ def _replace_one_pld(event: Any) -> Any:
 
 
 def _as_poisson_gaussian(event: Any, events: Any) -> tuple[float, float, int] | None:
-    """(rate, σ, uses) if the event is that mechanism, else None."""
+    """Returns (rate, σ, uses) if the event is that mechanism, else None."""
     uses = 1
     if isinstance(event, events.SelfComposedDpEvent):
         event, uses = event.event, event.count

@@ -24,7 +24,7 @@ _MEANINGLESS = 1e5  # an ε beyond this is no guarantee, and a loss distribution
 
 
 def grid_for(rate: float, sigma: float, uses: int) -> float:
-    """1e-4, or the next power of ten that keeps the distributions to some 10^7 points.
+    """Returns 1e-4, or the next power of ten that keeps the distributions to some 10^7 points.
 
     Infinite beyond ε = 1e5, where nothing is private.
     """
@@ -38,7 +38,7 @@ def grid_for(rate: float, sigma: float, uses: int) -> float:
 def cross_checked(
     on_grid: Callable[[float], float], grid: float, rate: float, sigma: float, uses: int
 ) -> tuple[float, bool]:
-    """An upper bound on ε, and whether it is settled.
+    """Returns an upper bound on ε, and whether it is settled.
 
     From 1e5 uses, and where the grid is coarse against the loss of one use, the grid is halved
     until two answers agree within 1 %, and the larger one counts. Where none agree the least is
@@ -59,7 +59,7 @@ def cross_checked(
 
 
 def epsilon_of(composed: Any, delta: float) -> float:
-    """ε of a composed distribution at δ, less `ERROR` where that is more than 0.05 % of δ.
+    """Returns ε of a composed distribution at δ, less `ERROR` where that is more than 0.05 % of δ.
 
     ∞ where δ is no more than the error.
     """
@@ -69,7 +69,7 @@ def epsilon_of(composed: Any, delta: float) -> float:
 
 
 def loss_scale(rate: float, sigma: float, uses: int) -> float:
-    """A closed-form guess of the composed loss's size; steers grids and searches, proves nothing.
+    """Returns a closed-form guess of the composed loss's size, which only steers searches.
 
     The smaller of two estimates, mean + 5 std: the central limit of the subsampled mechanism, and
     the unsampled Gaussian composed over the uses that the record can expect to be sampled in.
@@ -80,11 +80,11 @@ def loss_scale(rate: float, sigma: float, uses: int) -> float:
 
 
 def usual_loss(rate: float, sigma: float) -> float:
-    """Size of the loss of most uses: where σ is small most of them lose about q, a few a lot."""
+    """Returns the loss of most uses: where σ is small most lose about q, and a few a lot."""
     return min(rate, _loss_std(rate, sigma))
 
 
 def _loss_std(rate: float, sigma: float) -> float:
-    """Central-limit std of the privacy loss of one use, q·√(e^{1/σ²} − 1)."""
+    """Returns the central-limit std of the privacy loss of one use, q·√(e^{1/σ²} − 1)."""
     exponent = sigma**-2
     return rate * math.sqrt(math.expm1(exponent)) if exponent < 700 else math.inf

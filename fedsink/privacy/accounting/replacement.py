@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 def replacement_epsilon(
     rate: float, sigma: float, uses: int, delta: float, clip: Clip, schedule: Schedule
 ) -> float:
-    """ε(δ) of `uses` rounds a record of one label, under replace-one.
+    """Returns ε(δ) of `uses` rounds a record of one label, under replace-one.
 
     σ is the noise std over the *clip's* sensitivity (Δ, 2Δ or 2C). The clip names the pair of a
     changed content; in a schedule of several classes a change of label moves a record to others'

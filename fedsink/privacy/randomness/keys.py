@@ -37,7 +37,7 @@ class Key(Protocol):
     repeatable: ClassVar[bool]
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
-        """The stream for one purpose at one client in one round."""
+        """Returns the stream for one purpose at one client in one round."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ReproducibleKey:
             raise PrivacyError(f"seed must be an integer ≥ 0, received {self.seed!r}.")
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
-        """The stream of (seed, purpose, client, round).
+        """Returns the stream of (seed, purpose, client, round).
 
         `request` is ignored: engines sum floats in different orders, so the same round's images
         differ in their last bits between engines, and noise bound to those bytes would differ
@@ -73,7 +73,7 @@ class ReproducibleKey:
 
 @lru_cache(maxsize=64)
 def _seeded(seed: int, purpose: str) -> Stream:
-    """Parent of the streams of all clients and rounds; nothing is drawn from it."""
+    """Returns the parent of all clients' and rounds' streams; nothing is drawn from it."""
     return Stream(b"fedsink reproducible", seed, purpose)
 
 
@@ -114,7 +114,7 @@ class SecretKey:
             )
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
-        """The stream of exactly this `request`, the bytes that name it (at a node their digest)."""
+        """Returns the stream of exactly this `request`, bytes (at a node their digest)."""
         digest = hashlib.sha256(request).digest()
         return Stream(self.secret, "fedsink secret", self.run, purpose, client, round, digest)
 
@@ -193,5 +193,5 @@ class EntropyKey:
     def stream(
         self, purpose: str, *, client: int, round: int, request: bytes = b""
     ) -> SecureStream:
-        """A fresh stream; the arguments name its use and do not enter it."""
+        """Returns a fresh stream; the arguments name its use and do not enter it."""
         return SecureStream()

@@ -28,7 +28,7 @@ _BLOCK_WORDS = 1 << 17  # hashlib refuses more than 2^29 bytes at once; 1 MiB bl
 
 
 def _encode(item: str | int | bytes) -> bytes:
-    """Type tag, length and content, so that no two contexts have the same encoding."""
+    """Returns type tag, length and content, so that no two contexts have one encoding."""
     if type(item) is int:  # clients and rounds: few different values, used again and again
         return _encode_int(item)
     if isinstance(item, bytes):
@@ -85,7 +85,7 @@ class Stream:
         self._calls = itertools.count()  # its next() is atomic, as += is not
 
     def child(self, *context: str | int | bytes) -> Stream:
-        """A fresh stream for this stream's context followed by `context`.
+        """Returns a fresh stream for this stream's context followed by `context`.
 
         It does not depend on how many values were already drawn here. Raises PrivacyError for an
         empty context, which would repeat this stream's own values.
@@ -98,7 +98,7 @@ class Stream:
         return child
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        """Uniform variates in the open interval (0, 1), float64, of the given shape.
+        """Returns uniform variates in the open interval (0, 1), float64, of this shape.
 
         u = (k + 1/2)·2⁻⁵² with k the top 52 bits of a word: with 53 bits the largest k would
         round to exactly 1.
@@ -106,37 +106,37 @@ class Stream:
         return uniforms([self], [_size(shape)]).reshape(shape)
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Standard normal variates Φ⁻¹(u), float64, of the given shape."""
+        """Returns standard normal variates Φ⁻¹(u), float64, of the given shape."""
         variates: torch.Tensor = torch.special.ndtri(self.uniform(*shape))
         return variates
 
     def laplace(self, *shape: int) -> torch.Tensor:
-        """Laplace variates of unit scale (variance 2), float64: −sign(u − ½)·log(1 − 2|u − ½|)."""
+        """Returns Laplace variates of unit scale, float64: −sign(u − ½)·log(1 − 2|u − ½|)."""
         centred = self.uniform(*shape).numpy() - 0.5
         # numpy's log does not depend on how threads cut the array; torch's may differ by an ulp.
         return torch.from_numpy(np.asarray(-np.sign(centred) * np.log1p(-2.0 * np.abs(centred))))
 
     def permutation(self, n: int) -> torch.Tensor:
-        """A uniform permutation of 0, ..., n − 1 as int64: the argsort of n 64-bit words."""
+        """Returns a uniform permutation of 0, ..., n − 1, int64: the argsort of n 64-bit words."""
         words = np.concatenate([np.empty(0, np.uint64), *self._words(_size((n,)))])
         return torch.from_numpy(np.argsort(words, kind="stable").astype(np.int64))
 
     def add_gaussian(self, values: torch.Tensor, std: float) -> torch.Tensor:
-        """`values` + N(0, std² I), added in float64, as float32 on the values' device.
+        """Returns `values` + N(0, std² I), added in float64, as float32 on the values' device.
 
         A float-safe stream overrides it; `add_gaussian_each` does this for several streams.
         """
         return noised(values, std, self.normal(*values.shape))
 
     def integers(self, size: int, scale: float) -> torch.Tensor:
-        """`size` variates of the discrete Gaussian N_Z(0, scale²), int64.
+        """Returns `size` variates of the discrete Gaussian N_Z(0, scale²), int64.
 
         Every release of integers gets its noise here: a secure stream overrides it.
         """
         return discrete_gaussian(self.normal(2, size), scale)
 
     def add_laplace(self, values: torch.Tensor, scale: float) -> torch.Tensor:
-        """`values` + independent Laplace noise of this scale; otherwise like `add_gaussian`."""
+        """Returns `values` + Laplace noise of this scale; otherwise like `add_gaussian`."""
         return noised(values, scale, self.laplace(*values.shape))
 
     def _words(self, count: int) -> Iterator[np.ndarray]:
@@ -149,7 +149,7 @@ class Stream:
 
 
 def uniforms(streams: Sequence[Stream], counts: Sequence[int]) -> torch.Tensor:
-    """The next `counts[i]` uniforms of stream i, one stream after the other, float64.
+    """Returns the next `counts[i]` uniforms of stream i, one stream after the other, float64.
 
     Equals `stream.uniform(count)` of each stream, at a cost per value only.
     """
@@ -184,12 +184,12 @@ def add_gaussian_each(streams: Sequence[Stream], values: torch.Tensor, std: floa
 def noised(
     values: torch.Tensor, scale: float | torch.Tensor, variates: torch.Tensor
 ) -> torch.Tensor:
-    """`values` + scale·variates, added in float64 and cast once, to float32, on their device."""
+    """Returns `values` + scale·variates, added in float64 and cast once to float32."""
     return (values.to(torch.float64) + scale * variates.to(values.device)).to(torch.float32)
 
 
 def _size(shape: tuple[int, ...]) -> int:
-    """Number of elements of a shape; refuses negative sizes."""
+    """Returns the number of elements of a shape; refuses negative sizes."""
     if any(length < 0 for length in shape):
         raise PrivacyError(f"a shape must not be negative, received {shape}: pass sizes ≥ 0.")
     return prod(shape)

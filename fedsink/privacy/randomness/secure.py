@@ -74,12 +74,12 @@ class SecureStream(Stream):
         super().__init__(b"secure")  # never used: every call draws its own key
 
     def child(self, *context: str | int | bytes) -> SecureStream:
-        """Another secure stream; its context is checked as by `Stream` but changes nothing."""
+        """Returns another secure stream; the context is checked, but changes nothing."""
         super().child(*context)
         return SecureStream()
 
     def add_gaussian(self, values: torch.Tensor, std: float) -> torch.Tensor:
-        """`values` + discrete N(0, s² I), s ≥ std, as float32 on the values' device.
+        """Returns `values` + discrete N(0, s² I), s ≥ std, as float32 on the values' device.
 
         Raises:
             PrivacyError: If a value is not finite or `std` is outside float32's normal range.
@@ -87,11 +87,11 @@ class SecureStream(Stream):
         return _release(values, std, norm=2)
 
     def add_laplace(self, values: torch.Tensor, scale: float) -> torch.Tensor:
-        """`values` + discrete Laplace noise of at least this scale; else like `add_gaussian`."""
+        """Returns `values` + discrete Laplace noise of at least this scale; like `add_gaussian`."""
         return _release(values, scale, norm=1)
 
     def integers(self, size: int, scale: float) -> torch.Tensor:
-        """`size` variates of the discrete Gaussian N_Z(0, scale²), exactly, int64.
+        """Returns `size` variates of the discrete Gaussian N_Z(0, scale²), exactly, int64.
 
         OpenDP's mechanism on the integers draws them, with zeros as its values.
         """
@@ -107,12 +107,12 @@ class SecureStream(Stream):
         return torch.from_numpy(_by_chunks(drawn, np.zeros(size, np.int64)))
 
     def _words(self, count: int) -> Iterator[np.ndarray]:
-        """`count` uniform 64-bit words; the key is this call's own, so forks cannot share it."""
+        """Returns `count` uniform 64-bit words by a key of this call: forks cannot share it."""
         yield from Stream(os.urandom(32))._words(count)
 
 
 def grid(scale: float, size: int, norm: int) -> tuple[float, int]:
-    """The widened scale s and the grid's exponent k for `size` values, as in `SecureStream`.
+    """Returns the widened scale s and the grid's exponent k for `size` values.
 
     `scale` is the claimed std and `norm` 2 for Gaussian noise, Laplace noise has its scale and 1.
     """
@@ -123,7 +123,7 @@ def grid(scale: float, size: int, norm: int) -> tuple[float, int]:
 
 
 def _release(values: torch.Tensor, scale: float, norm: int) -> torch.Tensor:
-    """The discrete mechanism on every value, chunk by chunk; coordinates are independent."""
+    """Returns every value through the discrete mechanism; coordinates are independent."""
     flat = values.detach().to("cpu", torch.float64).flatten().numpy()
     wide, k = grid(scale, flat.size, norm)
     if not np.isfinite(flat).all():
@@ -144,7 +144,7 @@ def _by_chunks(sample: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -
 
 
 def _mechanism(size: int, scale: float, k: int, norm: int) -> Any:
-    """OpenDP's measurement for vectors of `size` floats on the grid 2^k."""
+    """Returns OpenDP's measurement for vectors of `size` floats on the grid 2^k."""
     dp = _opendp()
     domain = dp.vector_domain(dp.atom_domain(T=float, nan=False), size=size)
     if norm == 2:

@@ -145,7 +145,7 @@ class RayGrid(SimulationGrid):
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
         block = BLOCK if self._batched is None else self._batched.block
         shares = divide(exchange, len(self.cohorts), block)
-        contents = [broadcast.content.said for broadcast in exchange.broadcasts]
+        contents = [broadcast.content.payload for broadcast in exchange.broadcasts]
         passes = [] if self._admission is None else self._admission.admit(exchange)
         question = Question(contents, passes)
         answered = self.cohorts.ask("add_up", question, shares, exchange.message_type)
@@ -191,7 +191,7 @@ class DriverAdmission:
 
     @staticmethod
     def lendable(settings: NodeSettings) -> Path:
-        """The key file; refused where replies must be stored on this disk."""
+        """Returns the key file; raises PrivacyError where replies are stored on this disk."""
         if settings.policy is not None or settings.noise == "secure" or settings.key_file is None:
             kept = "policy=" if settings.policy is not None else "noise=secure"
             raise PrivacyError(
@@ -201,7 +201,7 @@ class DriverAdmission:
         return settings.key_file
 
     def admit(self, exchange: Exchange) -> list[bytes]:
-        """Charges a round of broadcasts; the passes of all admitted clients."""
+        """Charges a round of broadcasts; returns the passes of the admitted clients."""
         return [
             digest
             for broadcast in exchange.broadcasts
@@ -211,7 +211,7 @@ class DriverAdmission:
         ]
 
     def admit_each(self, messages: Sequence[Message]) -> list[bytes]:
-        """Charges single messages; the passes of all admitted clients."""
+        """Charges single messages; returns the passes of the admitted clients."""
         return [
             digest
             for message in messages
@@ -231,7 +231,7 @@ def cohort_of(host: Callable[[Any], Hosted], settings: Any) -> Cohort:
 class Question(NamedTuple):
     """The part of one round's messages that is sent to all cohorts alike."""
 
-    contents: list[Any]  # the distinct ones of the messages, or `Content.said` of the broadcasts
+    contents: list[Any]  # the distinct ones of the messages, or `Content.payload` of the broadcasts
     passes: list[bytes]  # digests of the uses that are charged, where the cohorts have no ledger
 
 

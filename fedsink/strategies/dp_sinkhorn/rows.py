@@ -18,7 +18,7 @@ Label = int | None
 """The class that a client is asked about; None: all of them."""
 
 Labels = tuple[Label, ...]
-"""The classes that one message asks about, one for each of its uses."""
+"""The classes that one message asks about, one for each of its rounds."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Layout:
     schedule: Schedule  # names the class that each client is asked about
     mixed: bool  # a group mixes classes
     rows_per_class: int  # n, rows of one class in one group
-    debiased: float = 0.0  # extra rows of a group as a share of the others
+    debiased: float = 0.0  # extra rows of a group as a fraction of the others
 
     @property
     def by_class(self) -> bool:
@@ -99,7 +99,7 @@ class Layout:
 
 
 class SelfParts(NamedTuple):
-    """The share of the self term in the gradient of some groups of rows."""
+    """The part of the self term in the gradient of some groups of rows."""
 
     potentials: Tensor  # f for the clients' soft c-transform, (G, n); (G, 0) for `clip=batch`
     inside: Tensor  # gradient that clients add inside their clip, (G, n, D); or (G, 0, 0): none
@@ -134,15 +134,15 @@ class RoundRows:
         """Returns the groups that a client asked about `label` sees."""
         return self.layout.groups_of(self.block(label))
 
-    def means(self, sums: Mapping[Labels, Sum], use: int) -> tuple[Tensor, list[int]]:
+    def means(self, sums: Mapping[Labels, Sum], index: int) -> tuple[Tensor, list[int]]:
         """Returns the clients' mean gradients, (P, block_rows, D) float64, and the clients in each.
 
-        `use` is the place of this round among the uses of its message. A mean of nobody is zeros.
+        `index` counts this round among those of its message. A mean of nobody is zeros.
         """
-        # Cohorts that a message of several uses tells apart may agree in this one.
+        # Cohorts that a message of several rounds tells apart may agree in this one.
         totals: dict[int, Sum] = {}
         for labels, part in sums.items():
-            block, total, clients = self.block(labels[use]), part.total[use], part.clients
+            block, total, clients = self.block(labels[index]), part.total[index], part.clients
             if block in totals:
                 total, clients = totals[block].total + total, totals[block].clients + clients
             totals[block] = Sum(total, clients)

@@ -41,7 +41,7 @@ class SelfTermSettings:
         kind: "history" (against the last generated batches) or "semi_debiased" (Definition 4.3 of
             Cao et al. 2021).
         history: H, number of remembered batches.
-        p: debiasing share of Definition 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
+        p: debiasing fraction of Definition 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
         tether: k, a factor on the usual squared distance beyond which a row is drawn back
             (`History`); None draws nothing back.
     """
@@ -53,7 +53,7 @@ class SelfTermSettings:
 
     @property
     def debiased(self) -> float:
-        """n′/n, rows that are generated for only the self term, as a share of the others."""
+        """n′/n, rows that are generated for only the self term, as a fraction of the others."""
         return self.p if self_term_named(self.kind).extra_rows else 0.0
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class SelfTermSettings:
         if not clip.per_record and self.tether is not None:
             raise ConfigError(
                 "strategy.tether is for clip=record: with clip=batch transport gives every row its "
-                f"share of the records. Set strategy.tether=null, not {self.tether:g}."
+                f"fraction of the records. Set strategy.tether=null, not {self.tether:g}."
             )
 
 
@@ -83,8 +83,8 @@ class SelfTerm(Loss):
     Args:
         settings: public options.
         objective: the transport problem.
-        clip: of the clients.
-        layout: of a round.
+        clip: the clip of the clients.
+        layout: the layout of a round.
         like: a tensor of the rows' type, device and dimension D, (..., D).
 
     Attributes:
@@ -112,8 +112,8 @@ class SelfTerm(Loss):
         """Returns the self parts of G groups of one size, as one batch of problems.
 
         Args:
-            rows: of each group, (G, n + n′, D).
-            kinds: of the groups, (G,), as `Layout.group_kinds`: each kind has its own history.
+            rows: the rows of each group, (G, n + n′, D).
+            kinds: the kind of each group, (G,), as `Layout.group_kinds`; each has its own history.
             row_labels: labels of the rows, (G, n + n′).
         """
 
@@ -169,8 +169,8 @@ class History(SelfTerm):
         self._names = [f"history.{kind}" for kind in kinds]
 
     def remember(self, rows: Tensor, kinds: Tensor) -> None:
-        kept = self._past.index_select(0, kinds)[:, 1:]
-        self._past.index_copy_(0, kinds, torch.cat([kept, rows.unsqueeze(1)], dim=1))
+        newer = self._past.index_select(0, kinds)[:, 1:]
+        self._past.index_copy_(0, kinds, torch.cat([newer, rows.unsqueeze(1)], dim=1))
 
     def past(self, kinds: Tensor) -> Tensor:
         """Returns the remembered rows of groups of these kinds, (G, H·n, D)."""

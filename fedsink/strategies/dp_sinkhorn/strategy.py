@@ -4,7 +4,7 @@ The algorithm in the paper's order, and the place that computes each step:
 
 | step | | computed by |
 |---|---|---|
-| 1 | draw latents z and labels, generate X = G_θ(z, labels) | `DPSinkhorn._generate` |
+| 1 | draw latents z and labels, generate X = G_θ(z, labels) | `DPSinkhornStrategy._generate` |
 | 2 | self term, for one −Ŵ(X[0:n], X[n′:n+n′]) (Definition 4.3) | `SelfTerm.__call__` |
 | 3 | sample records Y; ∂/∂X of 2Ŵ(X[0:n], Y) and self term; clip to Δ; noise Sσ | a client |
 | 4 | mean over clients; what of the self term's gradient no client adds | `RoundRows` |
@@ -94,12 +94,12 @@ class DPSinkhornSettings(CentralSettings):
     @classmethod
     def from_config(cls, config: Configuration, run: str, **more: Any) -> Self:
         """Reads the settings of DP-Sinkhorn; `more` are fields of a subclass."""
-        chosen = config.strategy
-        classes, label_weight = len(config.classes), chosen["label_weight"]
-        check_backend(chosen["backend"])
-        clip = CLIPS[checks.choice("clip", config.clip, "record", "batch")](chosen["bound"])
+        table = config.strategy
+        classes, label_weight = len(config.classes), table["label_weight"]
+        check_backend(table["backend"])
+        clip = CLIPS[checks.choice("clip", config.clip, "record", "batch")](table["bound"])
         by_class = (
-            checks.choice("strategy.schedule", chosen["schedule"], "class", "joint") == "class"
+            checks.choice("strategy.schedule", table["schedule"], "class", "joint") == "class"
         )
         schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
         return cls.read(
@@ -107,16 +107,16 @@ class DPSinkhornSettings(CentralSettings):
             run,
             plan=central_plan(config, clip, schedule),
             objective=Objective(
-                lam=chosen["lam"],
+                lam=table["lam"],
                 classes=classes,
-                m=chosen["m"],
+                m=table["m"],
                 label_weight=label_weight if classes > 1 else 0.0,
-                solver=chosen["solver"],
-                cost=chosen["cost"],
-                backend=chosen["backend"],
+                solver=table["solver"],
+                cost=table["cost"],
+                backend=table["backend"],
             ),
             self_term=SelfTermSettings(
-                chosen["self_term"], chosen["history"], chosen["p"], chosen["tether"]
+                table["self_term"], table["history"], table["p"], table["tether"]
             ),
             **more,
         )
@@ -186,7 +186,7 @@ class DPSinkhornSettings(CentralSettings):
         return self.plan.rate * self.nominal_records / self.objective.classes
 
 
-class DPSinkhorn(CentralRounds):
+class DPSinkhornStrategy(CentralRounds):
     """Generates X, collects the clients' noised gradients at X, steps the generator.
 
     In round t client k is asked about the class (k + t) mod C (class schedule), or about all
@@ -200,7 +200,8 @@ class DPSinkhorn(CentralRounds):
     ⌈T/U⌉ steps instead of T, each with about 1/√U of the noise, and the optimiser's warm-up,
     schedule and average count those. Meant for deployments, where a message costs seconds.
 
-    `key` is of the server's latents, and not secret.
+    The metric `loss` is the norm of the noised gradient at X, the root mean square over a message's
+    rounds: no value of the objective is released. `key` is of the server's latents, and not secret.
     """
 
     Settings = DPSinkhornSettings
@@ -265,15 +266,15 @@ class DPSinkhorn(CentralRounds):
 
         # Step 4: the gradient at every row of X.
         means, gradients, answers = [], [], []
-        for use, rows in enumerate(self._rounds):
-            mean, counts = rows.means(sums, use)
+        for index, rows in enumerate(self._rounds):
+            mean, counts = rows.means(sums, index)
             means.append(mean)
             gradients.append(rows.gradient(mean, counts, self.settings.gradient_scale))
             answers += [count for count in counts if count]
-        gradient, uses = torch.cat(gradients), len(self._rounds)
+        gradient, rounds = torch.cat(gradients), len(self._rounds)
 
         # Step 5: down into the weights.
-        self.trainer.step(self._points, gradient / uses, server_round)
+        self.trainer.step(self._points, gradient / rounds, server_round)
         for rows in self._rounds:
             self.self_term.remember(rows.seen, rows.kinds)
         self.round = last
@@ -281,7 +282,7 @@ class DPSinkhorn(CentralRounds):
         energy = float(torch.stack(means).square().sum())
         return None, MetricRecord(
             {
-                "loss": float((gradient.square().sum() / uses).sqrt()),
+                "loss": float((gradient.square().sum() / rounds).sqrt()),
                 **self.settings.signal_to_noise(energy, answers),
                 **self._mean_noise(min(answers)),
             }
@@ -348,7 +349,7 @@ class DPSinkhorn(CentralRounds):
         """Returns the request about `label` to a client."""
         settings, layout, groups = self.settings, self.layout, rows.groups_of(label)
         return GradientRequest(
-            **settings.use(rows.round, client),
+            **settings.request_fields(rows.round, client),
             label=label,
             objective=settings.objective,
             view=settings.view,

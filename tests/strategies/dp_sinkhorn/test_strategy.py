@@ -27,7 +27,7 @@ from fedsink.protocol.packing import digest
 from fedsink.protocol.requests import pack_replies, unpack_replies
 from fedsink.server import checkpoint
 from fedsink.simulation.virtual_clients import LocalGrid
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornStrategy
 from fedsink.transport import ConvergedSolver, potential
 
 from ...support.models import weights
@@ -111,7 +111,7 @@ def test_training_moves_the_generator_to_the_data(make_central, make_grid):
     strategy = make_central(rounds=250, rate=1.0, lr=0.03)
     plan = replace(strategy.settings.plan, noise_multiplier=1e-3)
     settings = replace(strategy.settings, plan=plan)
-    strategy = DPSinkhorn(settings, strategy.trainer.generator, b"server")
+    strategy = DPSinkhornStrategy(settings, strategy.trainer.generator, b"server")
     play(strategy, make_grid())
     z = strategy.generator.latent(300, Stream(b"k"))
     labels = torch.arange(3).repeat_interleave(100)
@@ -569,7 +569,7 @@ def test_a_message_takes_one_step_along_the_mean_of_its_gradients(make_central, 
 def test_many_uses_per_message_train_save_and_resume(make_central, make_grid, tmp_path):
     through, until, resumed = (make_central(rounds=7, uses_per_message=3) for _ in range(3))
 
-    def go(strategy: DPSinkhorn, messages: int) -> list[float]:
+    def go(strategy: DPSinkhornStrategy, messages: int) -> list[float]:
         epsilons, grid = [], make_grid()
         for number in range(strategy.message + 1, messages + 1):
             asked = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))

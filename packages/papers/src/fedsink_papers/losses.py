@@ -146,8 +146,8 @@ class NoisyWGAN(LocalLoss):
 
 def critic_settings(settings: PrivatizeOnceSettings) -> NoisyCriticSettings:
     """Returns the critic's options; raises ConfigError where one is unknown or out of range."""
-    chosen = {} if settings.critic is None else settings.critic
-    return strictly(NoisyCriticSettings, chosen, "strategy.critic")
+    options = {} if settings.critic is None else settings.critic
+    return strictly(NoisyCriticSettings, options, "strategy.critic")
 
 
 def noisy(settings: PrivatizeOnceSettings, points: Tensor, stream: Stream) -> Tensor:

@@ -69,14 +69,14 @@ class NoisyCritic:
         """
         fakes, records = (values.detach()[None] / self.unit for values in (noisy, targets))
         self._to(fakes.device)
-        shares = stream.uniform(1, len(noisy)).to(fakes)
+        mixing = stream.uniform(1, len(noisy)).to(fakes)
         weights = self._weights.requires_grad_(True)
         losses = wgan_gp_losses(
             self._critic,
             weights,
             fakes,
             records,
-            shares,
+            mixing,
             self._labels(fakes),
             penalty=self._settings.penalty,
             drift=0.0,

@@ -79,5 +79,5 @@ def denoised(images: Tensor, std: float) -> Tensor:
     """
     threshold = std * math.sqrt(2.0 * math.log(max(2, images[0].numel()))) if len(images) else 0.0
     average, details = haar(images)
-    kept = [torch.nn.functional.softshrink(level, threshold) for level in details]
-    return inverse_haar(average, kept)
+    shrunk = [torch.nn.functional.softshrink(level, threshold) for level in details]
+    return inverse_haar(average, shrunk)

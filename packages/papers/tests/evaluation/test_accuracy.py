@@ -59,7 +59,7 @@ def test_columns_are_what_they_are_called():
     assert figure.real.mean > 0.95
     assert figure.class_means.mean == figure.real.mean  # the same means
     assert (figure.synthetic.size, figure.real.size, figure.class_means.size) == (300, 90, 100)
-    assert figure.share
+    assert figure.fraction
 
 
 def test_without_real_images_there_is_one_column():

@@ -25,7 +25,7 @@ def test_every_column_is_drawn_for_every_seed_and_names_its_size():
         lambda data, seed: {"seed": seed, "size": len(data)},
         seeds=(4, 5),
         size=40,
-        shares=["size"],
+        fractions=["size"],
         report=lines.append,
     )
     assert drawings == [
@@ -34,7 +34,7 @@ def test_every_column_is_drawn_for_every_seed_and_names_its_size():
     seed, size = figures["seed"], figures["size"]
     assert seed.synthetic.values == seed.real.values == seed.class_means.values == (4, 5)
     assert (size.synthetic.size, size.real.size, size.class_means.size) == (40, 30, 12)
-    assert (size.share, seed.share) == (True, False)
+    assert (size.fraction, seed.fraction) == (True, False)
     assert len(lines) == 6
 
 

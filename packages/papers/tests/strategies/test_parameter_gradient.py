@@ -24,7 +24,7 @@ from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.server import checkpoint
 from fedsink.simulation.grid import client_of
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornStrategy
 from tests.support.playing import play
 
 Make = Callable[..., ParameterGradient]
@@ -41,7 +41,9 @@ VARIANTS = [
 
 
 @pytest.fixture
-def make(make_central: Callable[..., DPSinkhorn], make_generator: Callable[..., Generator]) -> Make:
+def make(
+    make_central: Callable[..., DPSinkhornStrategy], make_generator: Callable[..., Generator]
+) -> Make:
     """The strategy of `make_central`, with its noise on the weights; `batch_norm` is the net's."""
 
     def strategy(*, batch_norm: bool = False, sigma: float = 1.0, **more: Any) -> ParameterGradient:
@@ -71,7 +73,7 @@ def weights(generator: Generator) -> torch.Tensor:
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_without_noise_and_clip_it_takes_the_step_of_dp_sinkhorn(
-    make: Make, make_central: Callable[..., DPSinkhorn], make_grid: Grids,
+    make: Make, make_central: Callable[..., DPSinkhornStrategy], make_grid: Grids,
     variant: dict[str, Any], batch_norm: bool,
 ) -> None:  # fmt: skip
     """JᵀG is linear: where nothing is clipped, both mechanisms see the same gradient."""
@@ -81,7 +83,7 @@ def test_without_noise_and_clip_it_takes_the_step_of_dp_sinkhorn(
     plan = replace(theirs.settings.plan, clip=bound, noise_multiplier=1e-12)
     ours = make(batch_norm=batch_norm, **variant)
     ours_settings = replace(ours.settings, plan=plan)
-    for kind, settings in ((DPSinkhorn, replace(theirs.settings, plan=plan)),
+    for kind, settings in ((DPSinkhornStrategy, replace(theirs.settings, plan=plan)),
                            (ParameterGradient, ours_settings)):  # fmt: skip
         generator = make(batch_norm=batch_norm, **variant).trainer.generator
         strategy = kind(cast("Any", settings), generator, b"server")
@@ -93,11 +95,11 @@ def test_without_noise_and_clip_it_takes_the_step_of_dp_sinkhorn(
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_without_an_absent_client_it_takes_the_step_of_dp_sinkhorn_without_it(
-    make: Make, make_central: Callable[..., DPSinkhorn], make_grid: Grids, clip: str
+    make: Make, make_central: Callable[..., DPSinkhornStrategy], make_grid: Grids, clip: str
 ) -> None:
     """The step holds neither gradient nor self term of a class that no client answered about."""
     gradients = []
-    for kind, made in ((DPSinkhorn, make_central), (ParameterGradient, make)):
+    for kind, made in ((DPSinkhornStrategy, make_central), (ParameterGradient, make)):
         settings = made(clip=clip, schedule="class").settings
         bound = replace(settings.plan.clip, bound=1e6)
         plan = replace(settings.plan, clip=bound, noise_multiplier=1e-12)

@@ -56,7 +56,7 @@ def accuracy_figures(
         floor = class_mean_set(real, min(size, FLOOR_IMAGES))
         columns = Columns(synthetic, real.cut, lambda size, seed: floor)
     names = [f"accuracy/{name}" for name in trainers]
-    return columns.measure(measure, seeds=seeds, size=size, shares=names, report=report)
+    return columns.measure(measure, seeds=seeds, size=size, fractions=names, report=report)
 
 
 def calibrated(figures: Mapping[str, Figure]) -> dict[str, Figure]:
@@ -86,7 +86,7 @@ def _scaled(figure: Figure, factor: float) -> Figure:
         column: Spread(tuple(factor * value for value in spread.values), spread.size)
         for column, spread in figure.columns.items()
     }
-    return Figure(**scaled, share=figure.share)
+    return Figure(**scaled, fraction=figure.fraction)
 
 
 def _mean(figures: Sequence[Figure]) -> Figure:
@@ -96,4 +96,4 @@ def _mean(figures: Sequence[Figure]) -> Figure:
         runs = zip(*(spread.values for spread in spreads), strict=True)
         size = min(spread.size for spread in spreads)
         means[column] = Spread(tuple(statistics.fmean(run) for run in runs), size)
-    return Figure(**means, share=True)
+    return Figure(**means, fraction=True)

@@ -35,7 +35,7 @@ from fedsink.evaluation.networks import (
     train_mlp,
 )
 from fedsink.evaluation.sets import Classifier, ClassifierTrainer, Report, TrainingSet
-from fedsink.evaluation.suites import Chosen, ClassifierSet
+from fedsink.evaluation.suites import ClassifierChoice, ClassifierSet
 from fedsink.models.layers import initialise
 
 LENET_EPOCHS = 50
@@ -167,8 +167,8 @@ _SETS: dict[str, tuple[ClassifierTrainer, ClassifierTrainer | None]] = {
 }
 
 
-def _published(real: TrainingSet, seed: int, epsilon: float) -> Chosen:
-    return Chosen(*classifier_set("published", real.images.shape[1:]), real)
+def _published(real: TrainingSet, seed: int, epsilon: float) -> ClassifierChoice:
+    return ClassifierChoice(*classifier_set("published", real.images.shape[1:]), real)
 
 
 PUBLISHED = ClassifierSet(
@@ -249,7 +249,7 @@ def train_real_classifier(
 
 
 def label_consistency(classifier: RealClassifier, data: TrainingSet) -> float:
-    """Returns the share of images to which the classifier gives the label they were drawn for.
+    """Returns the fraction of images to which the classifier gives the label they were drawn for.
 
     `1/N Σ_i 1[argmax_y p(y|x_i) = y_i]`: the classification accuracy score turned round (Shmelkov
     et al. 2018 call it GAN-test). Class prototypes reach 1; read it beside the variation.

@@ -63,13 +63,13 @@ class Figure:
         synthetic: of the generator's images.
         real: the ceiling, of real images; None where it was not wanted.
         class_means: the floor, of a generator that emits the class means of the real images.
-        share: True for a fraction, which is shown in percent.
+        fraction: True for a fraction, which is shown in percent.
     """
 
     synthetic: Spread
     real: Spread | None = None
     class_means: Spread | None = None
-    share: bool = False
+    fraction: bool = False
 
     @property
     def columns(self) -> dict[str, Spread]:
@@ -87,7 +87,7 @@ class Figure:
         def cell(spread: Spread | None) -> str | None:
             if spread is None:
                 return None
-            return f"{spread.text(100, 1)} %" if self.share else spread.text()
+            return f"{spread.text(100, 1)} %" if self.fraction else spread.text()
 
         return {
             "figure": name,
@@ -118,7 +118,7 @@ class Columns:
         *,
         seeds: Sequence[int],
         size: int,
-        shares: Collection[str] = (),
+        fractions: Collection[str] = (),
         report: Report | None = None,
     ) -> dict[str, Figure]:
         """Applies `measure` to freshly drawn images of every column, once per seed.
@@ -127,7 +127,7 @@ class Columns:
             measure: returns the same names every time.
             seeds: one per run.
             size: images per run.
-            shares: names of the figures that are fractions.
+            fractions: names of the figures that are fractions.
             report: receives a line after each run.
         """
         draws = {"synthetic": self.synthetic, "real": self.real, "class_means": self.class_means}
@@ -145,4 +145,6 @@ class Columns:
             for name in runs[0]:
                 spread = Spread(tuple(run[name] for run in runs), count)
                 figures.setdefault(name, {})[column] = spread
-        return {name: Figure(**spreads, share=name in shares) for name, spreads in figures.items()}
+        return {
+            name: Figure(**spreads, fraction=name in fractions) for name, spreads in figures.items()
+        }

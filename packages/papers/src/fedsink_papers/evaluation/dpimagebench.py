@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import logits
 from fedsink.evaluation.sets import Classifier, Labelled, Report, TrainingSet
-from fedsink.evaluation.suites import Chosen, ClassifierSet
+from fedsink.evaluation.suites import ClassifierChoice, ClassifierSet
 from fedsink.reporting.displays import duration
 
 EPOCHS, BATCH, RATE, EVERY, FACTOR, DECAY = 50, 256, 0.01, 20, 0.2, 0.9999
@@ -73,26 +73,26 @@ class SelectedByNoisedCounts:
         It computes on a GPU where there is one.
         """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        kept = max(2, len(images) - round(LEFT_OUT * len(images)))
+        size = max(2, len(images) - round(LEFT_OUT * len(images)))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            order = torch.randperm(len(images))[:kept]
+            order = torch.randperm(len(images))[:size]
             network = residual_network(self.name, tuple(images.shape[1:]), classes).to(device)
-            best, chosen = -math.inf, network
+            best, winner = -math.inf, network
             pictures, targets = (2.0 * images[order] - 1.0).to(device), labels[order].to(device)
             started = time.monotonic()
 
-            def tell(epoch: int, share: float) -> None:
+            def tell(epoch: int, fraction: float) -> None:
                 if report is not None:
-                    left = duration((time.monotonic() - started) / share * (1 - share))
+                    left = duration((time.monotonic() - started) / fraction * (1 - fraction))
                     report(f"{self.name}: epoch {epoch} of {self.epochs}, about {left} left")
 
             for _, average in _epochs(network, pictures, targets, self.epochs, tell):
                 count = self._correct(average, device)
                 noised = count + self._noise()
                 if noised >= best:
-                    best, chosen = noised, copy.deepcopy(average)
-        return lambda new: logits(chosen, (2.0 * new - 1.0).to(device)).argmax(dim=1).cpu()
+                    best, winner = noised, copy.deepcopy(average)
+        return lambda new: logits(winner, (2.0 * new - 1.0).to(device)).argmax(dim=1).cpu()
 
     def _correct(self, network: nn.Module, device: torch.device) -> int:
         predicted = logits(network, (2.0 * self._images - 1.0).to(device)).argmax(dim=1).cpu()
@@ -125,13 +125,13 @@ def dpimagebench_set(
     return trainers, real.at(order[size:])
 
 
-def _chosen(real: TrainingSet, seed: int, epsilon: float) -> Chosen:
+def _choice(real: TrainingSet, seed: int, epsilon: float) -> ClassifierChoice:
     trainers, rest = dpimagebench_set(real, seed, epsilon)
-    return Chosen(trainers, {}, rest)
+    return ClassifierChoice(trainers, {}, rest)
 
 
 DPIMAGEBENCH = ClassifierSet(
-    _chosen,
+    _choice,
     "DPImageBench's networks, the epoch chosen on noised counts of real images",
     suites=("paper",),
     seconds=EPOCHS * (1 - LEFT_OUT) * CORE_SECONDS,
@@ -151,7 +151,7 @@ def _epochs(
 ) -> Iterator[tuple[int, nn.Module]]:
     """Trains `network` in place; yields the number of each epoch and the average after it.
 
-    `tell` gets the epoch and the share of the whole that is done, after every batch.
+    `tell` gets the epoch and the fraction of the whole that is done, after every batch.
     """
     optimiser = torch.optim.Adam(network.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, EVERY, FACTOR)

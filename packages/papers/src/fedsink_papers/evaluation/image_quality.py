@@ -23,7 +23,7 @@ AT_MOST = 10_000
 SMALLEST = max(SPLITS, NEIGHBOURS + 1)
 """Pictures per side, for a part of the Inception Score and for a neighbourhood."""
 
-SHARES = ("precision", "recall", "coverage", "label_consistency")
+FRACTIONS = ("precision", "recall", "coverage", "label_consistency")
 
 
 def quality_figures(
@@ -94,7 +94,7 @@ def quality_figures(
             figures["within_class_variance"] = variance_ratio(data, fitted)
         return figures
 
-    figures = columns.measure(measure, seeds=seeds, size=size, shares=SHARES, report=report)
+    figures = columns.measure(measure, seeds=seeds, size=size, fractions=FRACTIONS, report=report)
     of_labels = () if conditional else ("label_consistency", "within_class_variance")
     left_out = dict.fromkeys(of_labels, "the generator draws no labels")
     figures |= _memorisation(columns, real.images, held_out.images, seeds, size, report)

@@ -11,15 +11,15 @@ NEIGHBOURS = 5
 
 
 def prdc(real: Tensor, fake: Tensor, *, k: int = NEIGHBOURS) -> dict[str, float]:
-    """Returns the shares of `fake` that looks real, and of `real` that `fake` reaches.
+    """Returns the fraction of `fake` that looks real, and that of `real` that `fake` reaches.
 
     B(z) is the closed ball around z whose radius is the distance to z's k-th nearest neighbour
     in its own sample, z itself excluded. Over N real points x and M fake points y:
 
-    - precision: share of y in some B(x); recall: share of x in some B(y)
+    - precision: fraction of y in some B(x); recall: fraction of x in some B(y)
       (Kynkäänniemi et al. 2019, eqs. 1 and 2);
     - density: `1/(kM) Σ_y Σ_x 1[y ∈ B(x)]`, 1 in expectation for equal laws, may exceed 1;
-    - coverage: share of x with some y in B(x) (Naeem et al. 2020, eqs. 4 and 5).
+    - coverage: fraction of x with some y in B(x) (Naeem et al. 2020, eqs. 4 and 5).
 
     Args:
         real: features (N, d), N > k.

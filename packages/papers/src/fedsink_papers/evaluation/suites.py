@@ -136,8 +136,8 @@ def measure(
     if classifiers == "ours":
         trainers, missing = classifier_set("ours", real.images.shape[1:])
     else:
-        chosen = CLASSIFIERS.find(classifiers).choose(real, seed, options.epsilon)
-        trainers, missing, real = dict(chosen.trainers), dict(chosen.left_out), chosen.real
+        choice = CLASSIFIERS.find(classifiers).choose(real, seed, options.epsilon)
+        trainers, missing, real = dict(choice.trainers), dict(choice.left_out), choice.real
     left_out = {} if options.conditional else {"accuracy": "the generator draws no labels"}
     with limit_threads(options.threads):
         if options.conditional:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
-    """``train.parameter_gradient``: `parameter_gradient` of one use.
+    """``train.parameter_gradient``: `parameter_gradient` of one round.
 
     Guarantees:
         Under a policy no generator is imported or built that the policy does not allow.
@@ -47,7 +47,7 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
-        """The message's one use; its generator is not looked up."""
+        """The message's one round; its generator is not looked up."""
         return cls([ParameterRequest.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
@@ -94,7 +94,7 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         return inner.release_each(inner.plan.clip.vouch(totals), noise).unsqueeze(1)
 
     @property
-    def adds_up(self) -> bool:  # type: ignore[override]
+    def computes_sums(self) -> bool:  # type: ignore[override]
         """True for a record clip with shared noise, as for `DPSinkhornAnswer`."""
         return self.plan.clip.per_record and self.request.gradient.fixed_point is not None
 
@@ -131,7 +131,7 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
 def parameter_gradient(
     request: ParameterRequest, shard: Shard, stream: Callable[[str], Stream]
 ) -> Tensor:
-    """Executes one use of the Poisson-subsampled Gaussian mechanism, at θ instead of X.
+    """Executes one round of the Poisson-subsampled Gaussian mechanism, at θ instead of X.
 
     With J = ∂X/∂θ of the generator in the request, `clip=batch` releases
     clip(JᵀG, Δ) + N(0, (2Δσ)² I), where G = ∂_X 2Ŵ_λ(X, Y) + the data-independent gradients of

@@ -50,7 +50,7 @@ def architecture_of(generator: Generator) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ParameterRequest(Packable):
-    """Asks one client for one use of the mechanism, in the coordinates of the weights.
+    """Asks one client for one round of the mechanism, in the coordinates of the weights.
 
     Attributes:
         gradient: the request at the generated rows X: plan, objective and the rows

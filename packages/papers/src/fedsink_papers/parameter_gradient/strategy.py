@@ -26,7 +26,7 @@ from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.central_strategy import signal_to_noise
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows
 from fedsink.strategies.dp_sinkhorn.self_term import History, self_term
-from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings, DPSinkhornStrategy
 from fedsink.transport.clipped_sums import clipped_pullback
 from fedsink_papers.parameter_gradient.request import (
     ParameterReply,
@@ -80,15 +80,15 @@ class ParameterGradientSettings(DPSinkhornSettings):
             )
 
     def reply(self, count: int, weights: int) -> RecordDict:
-        """Returns a gradient of the weights, for the only use that a message asks for."""
+        """Returns a gradient of the weights, for the only round that a message asks for."""
         return ParameterReply(torch.zeros(weights)).to_record()
 
 
-class ParameterGradient(DPSinkhorn):
+class ParameterGradient(DPSinkhornStrategy):
     """Sends the generator, collects the clients' noised gradients of its weights, steps it.
 
-    Rows, loss, schedule, accounting and optimiser are those of `DPSinkhorn`; the mechanism is
-    applied to JᵀG in P coordinates instead of G in n·D.
+    Rows, loss, schedule, accounting and optimiser are those of `DPSinkhornStrategy`; the mechanism
+    is applied to JᵀG in P coordinates instead of G in n·D.
 
     With `clip=batch` everything that the loss says, the self term's extra rows included, is
     inside the clip. With `clip=record` the server's own field is clipped point by point in the
