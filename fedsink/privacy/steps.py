@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ class NoiseKey:
     Guarantees:
         - No two clients, rounds or plans of one key have the same sample or noise.
         - A round is released once, also by a key that was kept and read again.
+        - The rounds of a client belong to one plan: under another, its ε would be left out.
         - A key that is kept is open in one place at a time, and never without its journal.
         - It is neither copied nor pickled.
     """
@@ -51,7 +53,7 @@ class NoiseKey:
         self._key = key
         self._journal: Path | None = None
         self._lock: IO[bytes] | None = None  # held as long as this object lives
-        self._released: dict[str, int] = {}
+        self._released: dict[str, tuple[int, str]] = {}  # last round and its plan, by client
 
     @classmethod
     def secret(cls) -> NoiseKey:
@@ -91,7 +93,8 @@ class NoiseKey:
                 "other one, or take another key."
             ) from None
         try:
-            released = {str(k): int(v) for k, v in read_json(journal.read_bytes()).items()}
+            read = read_json(journal.read_bytes()).items()
+            released = {str(k): (int(last), str(plan)) for k, (last, plan) in read}
         except (OSError, ValueError, AttributeError, TypeError):
             raise PrivacyError(
                 f"{journal}, which notes the rounds that the key has released, is missing or "
@@ -107,16 +110,36 @@ class NoiseKey:
 
     def last(self, client: int) -> int:
         """Returns the last round that was released for a client; 0 before the first."""
-        return self._released.get(str(client), 0)
+        return self._released.get(str(client), (0, ""))[0]
 
-    def note(self, client: int, round: int) -> None:
-        """Notes that a round is released; raises PrivacyError for one that was before."""
+    def expect(self, client: int, plan: PrivacyPlan) -> str:
+        """Returns the plan's digest; raises PrivacyError where the client's rounds are another's.
+
+        ε, δ and the sensitivity follow from what is digested, the number of rounds among it.
+        """
+        values = json.dumps(plan.to_dict(), sort_keys=True).encode()
+        digest = hashlib.sha256(values).hexdigest()
+        last, before = self._released.get(str(client), (0, digest))
+        if before != digest:
+            key = (
+                "this key" if self._journal is None else f"the key {self._journal.with_suffix('')}"
+            )
+            raise PrivacyError(
+                f"{key} has released {last} rounds of another plan for client {client}, whose ε "
+                "would be missing from this plan's: continue that plan, unchanged down to its "
+                "number of rounds, or make another key and add up the two ε."
+            )
+        return digest
+
+    def note(self, client: int, round: int, plan: PrivacyPlan) -> None:
+        """Notes that a plan's round is released; raises PrivacyError for one that was before."""
+        digest = self.expect(client, plan)
         if round <= self.last(client):
             raise PrivacyError(
                 f"round {round} of client {client} was released before, and its noise is never "
                 f"drawn again: continue with after={self.last(client)}, or take another key."
             )
-        self._released[str(client)] = round
+        self._released[str(client)] = round, digest
         if self._journal is not None:
             write_atomic(self._journal, json.dumps(self._released).encode(), mode=0o600)
 
@@ -188,7 +211,7 @@ class Step:
                 "of the plan."
             )
         clipped_by(self._plan.clip, total)  # before the round is noted
-        self._key.note(self._client, self.round)
+        self._key.note(self._client, self.round, self._plan)
         self.released = True
         noised = self._plan.release(total, self._key.stream("noise", self._client, self.round))
         return total.formed(noised)
@@ -198,11 +221,12 @@ def steps(plan: PrivacyPlan, key: NoiseKey, client: int, after: int) -> Iterator
     """Yields a plan's rounds, see `PrivacyPlan.steps`."""
     checks.count("client", client, minimum=0)
     checks.count("after", after, minimum=0)
+    key.expect(client, plan)
     if after != key.last(client):
         raise PrivacyError(
             f"client {client} has had {key.last(client)} rounds of this key, received "
             f"after={after}: a second loop would cost ε again. Continue with "
-            f"after={key.last(client)}, or make another plan and key."
+            f"after={key.last(client)}, or make another key and add up the two ε."
         )
     return _rounds(plan, key, client, after)
 

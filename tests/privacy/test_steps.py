@@ -194,6 +194,45 @@ def test_a_key_that_is_kept_gives_no_round_twice(tmp_path: Path) -> None:
     assert path.with_name("key.released").stat().st_mode & 0o777 == 0o600
 
 
+class Scaled(RecordClip):
+    name = "scaled"
+
+
+OTHER_PLANS: dict[str, dict[str, Any]] = {
+    "less noise": {"noise_multiplier": 20.0},
+    "a larger rate": {"rate": 0.4},
+    "more rounds": {"rounds": 5},
+    "another bound": {"clip": RecordClip(0.6)},
+    "another clip": {"clip": Scaled(0.5)},
+    "another delta": {"delta": 1e-6},
+    "another adjacency": {"adjacency": "replace-one"},
+    "a capacity": {"capacity": 10, "nominal_records": 40},
+}
+
+
+@pytest.mark.parametrize("case", OTHER_PLANS)
+def test_the_rounds_of_a_client_are_one_plans(tmp_path: Path, case: str) -> None:
+    """Else the ε of those that were released would be in no plan."""
+    other, total = replace(PLAN, **OTHER_PLANS[case]), PLAN.clip.sum(DATA)
+    for key in (NoiseKey.secret(), NoiseKey.kept(tmp_path / "key")):
+        waiting = _loop(key)
+        step = next(other.steps(key))
+        step.sample(40)
+        step.release(other.clip.sum(DATA[:0]))
+        with pytest.raises(PrivacyError, match="has released 1 rounds of another plan for client"):
+            PLAN.steps(key, after=1)
+        waiting.sample(40)
+        with pytest.raises(PrivacyError, match="ε would be missing from this plan's"):
+            waiting.release(total)
+        next(PLAN.steps(key, client=1))
+        assert next(other.steps(key, after=1)).round == 2
+    del key, step, waiting
+    kept = NoiseKey.kept(tmp_path / "key")
+    with pytest.raises(PrivacyError, match=r"the key .*/key has released 1 rounds of another"):
+        PLAN.steps(kept, after=kept.last(0))
+    assert next(other.steps(kept, after=1)).round == 2
+
+
 def test_a_round_is_noted_before_its_noise_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +248,9 @@ def test_a_round_is_noted_before_its_noise_is_drawn(
     assert NoiseKey.kept(tmp_path / "key").last(0) == 1
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"[]", b'{"0": "x"}', b'{"0": null}', b"\xff"])
+@pytest.mark.parametrize(
+    "damage", [None, b"", b"[]", b'{"0": "x"}', b'{"0": null}', b'{"0": 4}', b"\xff"]
+)
 def test_a_key_without_its_journal_is_refused(tmp_path: Path, damage: bytes | None) -> None:
     path, journal = tmp_path / "key", tmp_path / "key.released"
     played(NoiseKey.kept(path))
