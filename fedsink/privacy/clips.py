@@ -2,8 +2,8 @@
 
 Samplers, accountants and audits ask the clip of a plan and never which clip it is. Those in the
 table `CLIPS` are asked for by name, and answered by nodes. No entry point adds others: a clip of
-one's own, a subclass of `RecordClip` or `BatchClip` with a `transform`, is for loops and
-simulations of whoever wrote it (`attack_clip` tests it).
+one's own, a subclass of `RecordClip` or `BatchClip` with a `name`, a `transform` and fields, is for
+loops and simulations of whoever wrote it (`attack_clip` tests it).
 
 >>> [clip.sensitivity for clip in (RecordClip(0.5), BatchClip(0.5), CriticClip(0.5, critics=40))]
 [0.5, 1.0, 1.0]
@@ -13,10 +13,12 @@ simulations of whoever wrote it (`attack_clip` tests it).
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import InitVar, asdict, dataclass, replace
+from dataclasses import InitVar, asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -40,9 +42,25 @@ _MOST_RECORDS = 1 << 22  # whose integers, of 40 bits each, add up within 63
 UNREACHED = 2.0**100
 
 
+class _Fixed:
+    def __setattr__(self, name: str, value: object) -> None:
+        raise PrivacyError(_UNDECLARED.format(type(self).__name__, name))
+
+
+_UNDECLARED = (
+    "{0} has no field {1!r}: decorate the class with @dataclass(frozen=True) and declare it, as in "
+    "`{1}: float = 1.0`, so that plans and run folders can tell two of them apart."
+)
+
+
 @dataclass(frozen=True)
-class Clip(ABC):
-    """Bounds the change of a release by one protected unit."""
+class Clip(_Fixed, ABC):
+    """Bounds the change of a release by one protected unit.
+
+    Guarantees:
+        - A clip of somebody's own changes the name, the `transform` and new fields alone.
+        - Two clips of a class that differ in anything differ in a field, which plans compare.
+    """
 
     bound: float  # of an L2 norm
     name: ClassVar[str]  # as in a configuration and in a message
@@ -59,6 +77,33 @@ class Clip(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _check_class(cls)
+
+    def check_own(self) -> None:
+        """Refuses a clip of one's own whose class or object was altered; raises PrivacyError."""
+        if not self.own:
+            return
+        _check_class(type(self))
+        known = {field.name for field in fields(self)}
+        for name in vars(self).keys() - known:
+            if not isinstance(_static(type(self), name), cached_property):
+                raise PrivacyError(_UNDECLARED.format(type(self).__name__, name))
+        for name in known:
+            try:
+                hash(value := getattr(self, name))
+                json.dumps(value)
+            except (TypeError, ValueError):
+                raise PrivacyError(
+                    f"the field {name!r} of {type(self).__name__} is a {type(value).__name__}, "
+                    "which a plan cannot compare and write: take numbers, words, or tuples of them."
+                ) from None
+
+    def same_as(self, other: Clip) -> bool:
+        """True for a clip of one class with the same fields, however the class compares them."""
+        return type(self) is type(other) and self.to_dict() == other.to_dict()
 
     @property
     def own(self) -> bool:
@@ -123,6 +168,34 @@ class Clip(ABC):
         return {"name": self.name, **asdict(self)}
 
 
+def _check_class(cls: type[Clip]) -> None:
+    if cls.__module__ == __name__:
+        return
+    family = next((c for c in cls.__mro__ if c in (RecordClip, BatchClip)), None)
+    if family is None:
+        raise PrivacyError(
+            f"a clip of your own is a RecordClip or a BatchClip, and {cls.__name__} is neither: "
+            "derive it from one of them."
+        )
+    if not isinstance(cls.name, str) or cls.name in CLIPS:
+        raise PrivacyError(
+            f"{cls.__name__} is a clip of your own and has no name of its own: say "
+            f'`name = "{cls.__name__.lower()}"` in the class.'
+        )
+    for name in sorted({*dir(family), "bound"} - {"name", "transform"}):
+        mine, theirs = (_static(kind, name) for kind in (cls, family))
+        if mine is not theirs and not name.startswith(("__", "_abc_")):
+            raise PrivacyError(
+                f"{cls.__name__} overrides `{name}` of {family.__name__}, on which the guarantee "
+                "rests: a clip of your own has a `transform`, a `name` and fields of its own, and "
+                "changes nothing else."
+            )
+
+
+def _static(kind: type, name: str) -> object:
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
 _A_CLIP = object()  # what only clips hand over
 
 
@@ -155,7 +228,7 @@ class Clipped:
     def __add__(self, other: object) -> Clipped:
         if not isinstance(other, Clipped):
             return NotImplemented
-        if not self.clip.per_record or self.clip != other.clip:
+        if not self.clip.per_record or not self.clip.same_as(other.clip):
             raise PrivacyError(
                 "only totals of disjoint records under one record clip add up, received "
                 f"{self.clip} and {other.clip}: release each by itself."
@@ -206,7 +279,7 @@ def clipped_by(clip: Clip, total: Clipped) -> torch.Tensor:
             f"only a Clipped is released, received {type(total).__name__}: call the plan's "
             f"clip, {type(clip).__name__}, on the gradients."
         )
-    if total.clip != clip:
+    if not clip.same_as(total.clip):
         raise PrivacyError(
             f"the total was made by {total.clip}, and the plan accounts for {clip}: clip with "
             "plan.clip."
@@ -274,9 +347,10 @@ class ClipOfRecords(Clip):
     def transform(self, gradients: torch.Tensor) -> torch.Tensor:
         """Returns each gradient as it is to be clipped to Δ: unchanged.
 
-        A clip of one's own overrides this. Its promise, on which the guarantee rests, is that row k
-        of the result depends on row k alone, the same way for any number of rows; the norm is
-        clipped afterwards in any case. `attack_clip` looks for a case that breaks the promise.
+        A clip of one's own overrides this and nothing else. Its promise, on which the guarantee
+        rests, is that row k of the result depends on row k alone, the same way for any number of
+        rows; the norm is clipped afterwards in any case. `attack_clip` looks for a case that breaks
+        the promise.
 
         Args:
             gradients: (K, N), float32 or float64, one row a record (`RecordClip`) or a client
@@ -647,7 +721,7 @@ def clip_from_dict(values: Mapping[str, Any]) -> Clip:
     Raises PrivacyError for a value out of range or a clip that this process does not know, KeyError
     or TypeError for an entry that is missing or unknown.
     """
-    options = {**values}
+    options = {name: _tuples(value) for name, value in {**values}.items()}  # JSON has lists only
     clip = (CLIPS | _OWN).get(name := options.pop("name"))
     if clip is None:
         raise PrivacyError(
@@ -657,26 +731,16 @@ def clip_from_dict(values: Mapping[str, Any]) -> Clip:
     return clip(**options)
 
 
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
 _OWN: dict[str, type[Clip]] = {}
 
 
 def simulated_here(clip: Clip) -> None:
-    """Lets messages of simulations in this process name a clip of one's own.
-
-    Raises:
-        PrivacyError: The clip has no name of its own, or is of another family.
-    """
+    """Lets messages of simulations in this process name a clip of one's own."""
     if clip.own:
-        if not isinstance(clip, ClipOfRecords):
-            raise PrivacyError(
-                f"a clip of your own is a RecordClip or a BatchClip, and {type(clip).__name__} is "
-                "neither: derive it from one of them."
-            )
-        if clip.name in CLIPS:
-            raise PrivacyError(
-                f"{type(clip).__name__} is a clip of your own and has the name {clip.name!r} of "
-                "fedsink's: give the class another `name`."
-            )
         _OWN[clip.name] = type(clip)
 
 
