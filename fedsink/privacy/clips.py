@@ -211,11 +211,13 @@ class Clipped:
         clip: the clip that was applied.
         total: the clipped total, or totals of several clients, (...).
         parts: name and shape of each tensor where a mapping was clipped as one vector.
+        records: number of gradients in a sum; None where nobody counted.
     """
 
     clip: Clip
     total: torch.Tensor
     parts: tuple[tuple[str, torch.Size], ...] | None = None
+    records: int | None = None
     made_by: InitVar[object] = None
 
     def __post_init__(self, made_by: object) -> None:
@@ -235,7 +237,9 @@ class Clipped:
             )
         if self.parts != other.parts or self.total.shape != other.total.shape:
             raise PrivacyError("totals that add up have the same shapes.")
-        return replace(self, total=self.total + other.total, made_by=_A_CLIP)
+        counted = None not in (self.records, other.records)
+        records = (self.records or 0) + (other.records or 0) if counted else None
+        return replace(self, total=self.total + other.total, records=records, made_by=_A_CLIP)
 
     def __radd__(self, other: object) -> Clipped:
         return self if type(other) is int and other == 0 else NotImplemented  # `sum` begins with 0
@@ -254,15 +258,29 @@ Gradients = torch.Tensor | Mapping[str, torch.Tensor]
 
 def _flat(gradients: Gradients, leading: int) -> tuple[torch.Tensor, Any]:
     """Returns gradients as rows, with the parts to form them again; `leading` axes are no part."""
-    if isinstance(gradients, torch.Tensor):
-        _check_type(gradients)
-        return gradients, None
-    if not gradients:
+    given = gradients if isinstance(gradients, Mapping) else {"": gradients}
+    if not given:
         raise PrivacyError("there is nothing to clip: the mapping of gradients is empty.")
-    for values in gradients.values():
+    for values in given.values():
+        if not isinstance(values, torch.Tensor):
+            raise PrivacyError(
+                "gradients to clip are a tensor or a mapping of tensors, received "
+                f"{type(values).__name__}: stack those of the records by torch.stack."
+            )
         _check_type(values)
-    parts = tuple((name, values.shape[leading:]) for name, values in gradients.items())
-    rows = [values.to(torch.float64).flatten(leading) for values in gradients.values()]
+        if values.ndim < leading:
+            raise PrivacyError(
+                "a sum takes one gradient for each record, (B, ...), received a single number."
+            )
+    if leading and len(sizes := {len(values) for values in given.values()}) > 1:
+        raise PrivacyError(
+            "every tensor of the mapping has one gradient for each record, received "
+            f"{' and '.join(map(str, sorted(sizes)))} of them: is it the batch's summed .grad?"
+        )
+    if isinstance(gradients, torch.Tensor):
+        return gradients, None
+    parts = tuple((name, values.shape[leading:]) for name, values in given.items())
+    rows = [v.to(torch.float64).unsqueeze(-1).flatten(leading) for v in given.values()]
     return torch.cat(rows, dim=leading), parts
 
 
@@ -353,8 +371,9 @@ class ClipOfRecords(Clip):
         the promise.
 
         Args:
-            gradients: (K, N), float32 or float64, one row a record (`RecordClip`) or a client
-                (`BatchClip`).
+            gradients: (K, N), float32 or float64, K ≥ 1, one row a record (`RecordClip`) or a
+                client (`BatchClip`). `RecordClip.sum` gives float64, and the tensors of a mapping
+                flattened and joined.
         """
         return gradients
 
@@ -369,12 +388,15 @@ class ClipOfRecords(Clip):
         """
         _check_type(gradients)
         rows = gradients.unsqueeze(-1).flatten(1)
-        if self.own:
+        if self.own and len(rows):
             shape, dtype, rows = rows.shape, rows.dtype, self.transform(rows.clone())
-            if rows.shape != shape or rows.dtype != dtype:
+            found = type(rows).__name__
+            if isinstance(rows, torch.Tensor):
+                found = f"{tuple(rows.shape)} of {rows.dtype}"
+            if found != f"{tuple(shape)} of {dtype}":
                 raise PrivacyError(
                     f"{type(self).__name__}.transform must return {tuple(shape)} of {dtype}, like "
-                    f"what it is given, and returned {tuple(rows.shape)} of {rows.dtype}."
+                    f"what it is given, and returned {found}."
                 )
         return clip_to_norm(rows, self.bound, cast=gradients.dtype).reshape(gradients.shape)
 
@@ -487,7 +509,7 @@ class RecordClip(ClipOfRecords):
             total = (clipped / grain).trunc().to(torch.int64).sum(0).to(torch.float64) * grain
         else:  # a plan that protects nothing
             total = clipped.sum(0)
-        return Clipped(self, total, parts, made_by=_A_CLIP)
+        return Clipped(self, total, parts, len(rows), made_by=_A_CLIP)
 
     @property
     def sensitivity(self) -> float:

@@ -79,6 +79,10 @@ class NoiseKey:
                 missing, or others can read the key.
         """
         path = Path(path)
+        if not path.parent.is_dir():
+            raise PrivacyError(
+                f"the key {path} has no folder {path.parent}: make it, or choose another."
+            )
         journal = path.with_name(f"{path.name}.released")
         if not path.exists() and not journal.exists():
             write_atomic(journal, b"{}", mode=0o600)  # first: a key without one is refused
@@ -203,7 +207,9 @@ class Step:
         """Returns the total plus the plan's noise, float32, in the form that was clipped.
 
         Raises:
-            PrivacyError: The round was released before, or the total was made by another clip.
+            PrivacyError: The round was released before or never sampled, or the total was made by
+                another clip or of more gradients than records were sampled (a capacity's places
+                may be filled with zeros).
         """
         if self.released:
             raise PrivacyError(
@@ -211,6 +217,18 @@ class Step:
                 "of the plan."
             )
         clipped_by(self._plan.clip, total)  # before the round is noted
+        if self._sampled is None:
+            raise PrivacyError(
+                f"round {self.round} was released without step.sample(n): the plan's ε counts on "
+                "that secret sample."
+            )
+        sampled = len(self._sampled[1])
+        if total.records is not None and total.records > (self._plan.capacity or sampled):
+            raise PrivacyError(
+                f"the total is of {total.records} gradients, and round {self.round} sampled "
+                f"{sampled} records: pass one gradient for each record of step.sample(n), not the "
+                "batch's summed .grad."
+            )
         self._key.note(self._client, self.round, self._plan)
         self.released = True
         noised = self._plan.release(total, self._key.stream("noise", self._client, self.round))
@@ -219,6 +237,10 @@ class Step:
 
 def steps(plan: PrivacyPlan, key: NoiseKey, client: int, after: int) -> Iterator[Step]:
     """Yields a plan's rounds, see `PrivacyPlan.steps`."""
+    if not isinstance(key, NoiseKey):
+        raise PrivacyError(
+            f"steps takes a key, as NoiseKey.secret() or NoiseKey.kept(PATH), received {key!r}."
+        )
     checks.count("client", client, minimum=0)
     checks.count("after", after, minimum=0)
     key.expect(client, plan)
