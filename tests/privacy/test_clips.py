@@ -381,20 +381,35 @@ def test_an_attack_finds_nothing_in_a_clip_that_keeps_its_promise(clip):
         ({"transform": lambda _, g: g.cumsum(0)}, "depends on the"),
         ({"transform": lambda _, g: g / len(g)}, "depends on the others"),
         ({"transform": lambda _, g: g + torch.randn_like(g)}, "is another each time"),
+        ({"transform": lambda _, g: g * math.nan}, "every one of 8 ordinary gradients.*NaN"),
+        ({"transform": lambda _, g: g * torch.ones(4)}, r"failed on \(8, 5\): give size="),
     ],
 )
 def test_an_attack_finds_a_promise_that_is_not_kept(base, members, found):
     with pytest.raises(AssertionError, match=found):
         attack_clip(broken(base, **members))
+    with pytest.raises(PrivacyError, match=r"Broken does not keep the promise.*size=5"):
+        simulated_here(broken(base, **members), 5)
+
+
+@pytest.mark.parametrize("wrong", [Normalised, lambda g: g, CriticClip(1.0)])
+def test_only_a_clip_of_records_is_attacked(wrong):
+    with pytest.raises(PrivacyError, match="takes a RecordClip, a BatchClip or one of your own"):
+        attack_clip(wrong)
 
 
 @pytest.mark.parametrize("base", [RecordClip, BatchClip])
 def test_whatever_a_transform_gives_the_norm_is_clipped(base):
     wild = broken(base, transform=lambda _, g: g * 1e30)
     assert float(wild.clip_each(torch.ones(3, 4)).norm(dim=1).max()) <= 0.5
-    for transform in (lambda _, g: g[:1], lambda _, g: g.half()):
+    for transform in (lambda _, g: g[:1], lambda _, g: g.half(), lambda _, g: None):
         with pytest.raises(PrivacyError, match=r"Broken\.transform must return \(3, 4\) of"):
             broken(base, transform=transform).clip_each(torch.ones(3, 4))
+
+
+def test_a_transform_is_never_asked_about_nothing():
+    rowwise = broken(RecordClip, transform=lambda _, g: torch.stack([r / r.norm() for r in g]))
+    assert torch.equal(rowwise.sum(torch.zeros(0, 4)).total, torch.zeros(4, dtype=torch.float64))
 
 
 def test_only_a_process_that_simulates_reads_a_clip_of_somebodys_own(monkeypatch):
@@ -404,7 +419,7 @@ def test_only_a_process_that_simulates_reads_a_clip_of_somebodys_own(monkeypatch
     assert not RecordClip(0.5).own
     with pytest.raises(PrivacyError, match="the clip 'normalised' is none of record, batch"):
         clip_from_dict(clip.to_dict())
-    simulated_here(clip)
+    simulated_here(clip, None)
     assert clip_from_dict(clip.to_dict()) == clip
 
 
@@ -508,7 +523,7 @@ def test_all_that_tells_two_clips_apart_is_a_field(make, why):
 def test_fields_of_ones_own_are_compared_and_written(monkeypatch):
     monkeypatch.setattr(clips, "_OWN", {})
     clip = Scaled(0.5, 2.0, (0.3, 0.4))
-    simulated_here(clip)
+    simulated_here(clip, None)
     written = json.loads(json.dumps(planned(clip).to_dict()))
     assert PrivacyPlan.from_dict(written) == planned(clip)
     for one, other in ((clip, Scaled(0.5, 2.0)), (Blind(0.5, 1.0), Blind(0.5, 2.0))):
