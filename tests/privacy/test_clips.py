@@ -355,7 +355,7 @@ class Normalised(RecordClip):
     name = "normalised"
 
     def transform(self, gradients):
-        return gradients / (0.01 + gradients.norm(dim=1, keepdim=True))
+        return self.bound * gradients / (0.01 + gradients.norm(dim=1, keepdim=True))
 
 
 class Whole(BatchClip):
