@@ -743,13 +743,15 @@ def clip_from_dict(values: Mapping[str, Any]) -> Clip:
     Raises PrivacyError for a value out of range or a clip that this process does not know, KeyError
     or TypeError for an entry that is missing or unknown.
     """
-    options = {name: _tuples(value) for name, value in {**values}.items()}  # JSON has lists only
+    options = {**values}
     clip = (CLIPS | _OWN).get(name := options.pop("name"))
     if clip is None:
         raise PrivacyError(
             f"the clip {name!r} is none of {', '.join(CLIPS)}: somebody's own is known only to the "
             "process that simulates with it."
         )
+    if name in _OWN:  # whose fields are tuples, and JSON has only lists
+        options = {key: _tuples(value) for key, value in options.items()}
     return clip(**options)
 
 

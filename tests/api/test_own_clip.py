@@ -134,7 +134,7 @@ def test_a_run_is_continued_with_the_same_settings_of_its_clip_alone(
     for other, what in (
         (Watched(1.0, 0.5), r"clip\.factor=1\.0, and this fit has 0\.5"),
         (Watched(1.0, 1.0, ((0.1, 0.3),)), r"clip\.limits"),
-        (Normalised(1.0), r"clip\.name='watched'"),
+        (Normalised(1.0), r"strategy\.plan\.clip\."),
     ):
         with pytest.raises(CheckpointError, match=what):
             fitted(tmp_path / "run", clip=other)
