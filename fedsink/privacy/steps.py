@@ -102,7 +102,7 @@ class NoiseKey:
         except (OSError, ValueError, AttributeError, TypeError):
             raise PrivacyError(
                 f"{journal}, which notes the rounds that the key has released, is missing or "
-                "damaged: restore it, or take another key."
+                "damaged: take another key, and add up the ε of both."
             ) from None
         kept._journal, kept._released = journal, released
         return kept
