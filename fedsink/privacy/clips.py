@@ -2,8 +2,8 @@
 
 Samplers, accountants and audits ask the clip of a plan and never which clip it is. Those in the
 table `CLIPS` are asked for by name, and answered by nodes. No entry point adds others: a clip of
-one's own, a subclass of `RecordClip` or `BatchClip` with a `transform`, is for loops and
-simulations of whoever wrote it (`attack_clip` tests it).
+one's own, a subclass of `RecordClip` or `BatchClip` with a `name`, a `transform` and fields, is for
+loops and simulations of whoever wrote it (`attack_clip` tests it).
 
 >>> [clip.sensitivity for clip in (RecordClip(0.5), BatchClip(0.5), CriticClip(0.5, critics=40))]
 [0.5, 1.0, 1.0]
@@ -13,10 +13,12 @@ simulations of whoever wrote it (`attack_clip` tests it).
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import InitVar, asdict, dataclass, replace
+from dataclasses import InitVar, asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -40,9 +42,25 @@ _MOST_RECORDS = 1 << 22  # whose integers, of 40 bits each, add up within 63
 UNREACHED = 2.0**100
 
 
+class _Fixed:
+    def __setattr__(self, name: str, value: object) -> None:
+        raise PrivacyError(_UNDECLARED.format(type(self).__name__, name))
+
+
+_UNDECLARED = (
+    "{0} has no field {1!r}: decorate the class with @dataclass(frozen=True) and declare it, as in "
+    "`{1}: float = 1.0`, so that plans and run folders can tell two of them apart."
+)
+
+
 @dataclass(frozen=True)
-class Clip(ABC):
-    """Bounds the change of a release by one protected unit."""
+class Clip(_Fixed, ABC):
+    """Bounds the change of a release by one protected unit.
+
+    Guarantees:
+        - A clip of somebody's own changes the name, the `transform` and new fields alone.
+        - Two clips of a class that differ in anything differ in a field, which plans compare.
+    """
 
     bound: float  # of an L2 norm
     name: ClassVar[str]  # as in a configuration and in a message
@@ -59,6 +77,33 @@ class Clip(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _check_class(cls)
+
+    def check_own(self) -> None:
+        """Refuses a clip of one's own whose class or object was altered; raises PrivacyError."""
+        if not self.own:
+            return
+        _check_class(type(self))
+        known = {field.name for field in fields(self)}
+        for name in vars(self).keys() - known:
+            if not isinstance(_static(type(self), name), cached_property):
+                raise PrivacyError(_UNDECLARED.format(type(self).__name__, name))
+        for name in known:
+            try:
+                hash(value := getattr(self, name))
+                json.dumps(value)
+            except (TypeError, ValueError):
+                raise PrivacyError(
+                    f"the field {name!r} of {type(self).__name__} is a {type(value).__name__}, "
+                    "which a plan cannot compare and write: take numbers, words, or tuples of them."
+                ) from None
+
+    def same_as(self, other: Clip) -> bool:
+        """True for a clip of one class with the same fields, however the class compares them."""
+        return type(self) is type(other) and self.to_dict() == other.to_dict()
 
     @property
     def own(self) -> bool:
@@ -123,6 +168,34 @@ class Clip(ABC):
         return {"name": self.name, **asdict(self)}
 
 
+def _check_class(cls: type[Clip]) -> None:
+    if cls.__module__ == __name__:
+        return
+    family = next((c for c in cls.__mro__ if c in (RecordClip, BatchClip)), None)
+    if family is None:
+        raise PrivacyError(
+            f"a clip of your own is a RecordClip or a BatchClip, and {cls.__name__} is neither: "
+            "derive it from one of them."
+        )
+    if not isinstance(cls.name, str) or cls.name in CLIPS:
+        raise PrivacyError(
+            f"{cls.__name__} is a clip of your own and has no name of its own: say "
+            f'`name = "{cls.__name__.lower()}"` in the class.'
+        )
+    for name in sorted({*dir(family), "bound"} - {"name", "transform"}):
+        mine, theirs = (_static(kind, name) for kind in (cls, family))
+        if mine is not theirs and not name.startswith(("__", "_abc_")):
+            raise PrivacyError(
+                f"{cls.__name__} overrides `{name}` of {family.__name__}, on which the guarantee "
+                "rests: a clip of your own has a `transform`, a `name` and fields of its own, and "
+                "changes nothing else."
+            )
+
+
+def _static(kind: type, name: str) -> object:
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
 _A_CLIP = object()  # what only clips hand over
 
 
@@ -138,11 +211,13 @@ class Clipped:
         clip: the clip that was applied.
         total: the clipped total, or totals of several clients, (...).
         parts: name and shape of each tensor where a mapping was clipped as one vector.
+        records: number of gradients in a sum; None where nobody counted.
     """
 
     clip: Clip
     total: torch.Tensor
     parts: tuple[tuple[str, torch.Size], ...] | None = None
+    records: int | None = None
     made_by: InitVar[object] = None
 
     def __post_init__(self, made_by: object) -> None:
@@ -155,14 +230,16 @@ class Clipped:
     def __add__(self, other: object) -> Clipped:
         if not isinstance(other, Clipped):
             return NotImplemented
-        if not self.clip.per_record or self.clip != other.clip:
+        if not self.clip.per_record or not self.clip.same_as(other.clip):
             raise PrivacyError(
                 "only totals of disjoint records under one record clip add up, received "
                 f"{self.clip} and {other.clip}: release each by itself."
             )
         if self.parts != other.parts or self.total.shape != other.total.shape:
             raise PrivacyError("totals that add up have the same shapes.")
-        return replace(self, total=self.total + other.total, made_by=_A_CLIP)
+        counted = None not in (self.records, other.records)
+        records = (self.records or 0) + (other.records or 0) if counted else None
+        return replace(self, total=self.total + other.total, records=records, made_by=_A_CLIP)
 
     def __radd__(self, other: object) -> Clipped:
         return self if type(other) is int and other == 0 else NotImplemented  # `sum` begins with 0
@@ -181,15 +258,29 @@ Gradients = torch.Tensor | Mapping[str, torch.Tensor]
 
 def _flat(gradients: Gradients, leading: int) -> tuple[torch.Tensor, Any]:
     """Returns gradients as rows, with the parts to form them again; `leading` axes are no part."""
-    if isinstance(gradients, torch.Tensor):
-        _check_type(gradients)
-        return gradients, None
-    if not gradients:
+    given = gradients if isinstance(gradients, Mapping) else {"": gradients}
+    if not given:
         raise PrivacyError("there is nothing to clip: the mapping of gradients is empty.")
-    for values in gradients.values():
+    for values in given.values():
+        if not isinstance(values, torch.Tensor):
+            raise PrivacyError(
+                "gradients to clip are a tensor or a mapping of tensors, received "
+                f"{type(values).__name__}: stack those of the records by torch.stack."
+            )
         _check_type(values)
-    parts = tuple((name, values.shape[leading:]) for name, values in gradients.items())
-    rows = [values.to(torch.float64).flatten(leading) for values in gradients.values()]
+        if values.ndim < leading:
+            raise PrivacyError(
+                "a sum takes one gradient for each record, (B, ...), received a single number."
+            )
+    if leading and len(sizes := {len(values) for values in given.values()}) > 1:
+        raise PrivacyError(
+            "every tensor of the mapping has one gradient for each record, received "
+            f"{' and '.join(map(str, sorted(sizes)))} of them: is it the batch's summed .grad?"
+        )
+    if isinstance(gradients, torch.Tensor):
+        return gradients, None
+    parts = tuple((name, values.shape[leading:]) for name, values in given.items())
+    rows = [v.to(torch.float64).unsqueeze(-1).flatten(leading) for v in given.values()]
     return torch.cat(rows, dim=leading), parts
 
 
@@ -206,7 +297,7 @@ def clipped_by(clip: Clip, total: Clipped) -> torch.Tensor:
             f"only a Clipped is released, received {type(total).__name__}: call the plan's "
             f"clip, {type(clip).__name__}, on the gradients."
         )
-    if total.clip != clip:
+    if not clip.same_as(total.clip):
         raise PrivacyError(
             f"the total was made by {total.clip}, and the plan accounts for {clip}: clip with "
             "plan.clip."
@@ -274,13 +365,15 @@ class ClipOfRecords(Clip):
     def transform(self, gradients: torch.Tensor) -> torch.Tensor:
         """Returns each gradient as it is to be clipped to Δ: unchanged.
 
-        A clip of one's own overrides this. Its promise, on which the guarantee rests, is that row k
-        of the result depends on row k alone, the same way for any number of rows; the norm is
-        clipped afterwards in any case. `attack_clip` looks for a case that breaks the promise.
+        A clip of one's own overrides this and nothing else. Its promise, on which the guarantee
+        rests, is that row k of the result depends on row k alone, the same way for any number of
+        rows; the norm is clipped afterwards in any case. `attack_clip` looks for a case that breaks
+        the promise.
 
         Args:
-            gradients: (K, N), float32 or float64, one row a record (`RecordClip`) or a client
-                (`BatchClip`).
+            gradients: (K, N), float32 or float64, K ≥ 1, one row a record (`RecordClip`) or a
+                client (`BatchClip`). `RecordClip.sum` gives float64, and the tensors of a mapping
+                flattened and joined.
         """
         return gradients
 
@@ -295,12 +388,15 @@ class ClipOfRecords(Clip):
         """
         _check_type(gradients)
         rows = gradients.unsqueeze(-1).flatten(1)
-        if self.own:
+        if self.own and len(rows):
             shape, dtype, rows = rows.shape, rows.dtype, self.transform(rows.clone())
-            if rows.shape != shape or rows.dtype != dtype:
+            found = type(rows).__name__
+            if isinstance(rows, torch.Tensor):
+                found = f"{tuple(rows.shape)} of {rows.dtype}"
+            if found != f"{tuple(shape)} of {dtype}":
                 raise PrivacyError(
                     f"{type(self).__name__}.transform must return {tuple(shape)} of {dtype}, like "
-                    f"what it is given, and returned {tuple(rows.shape)} of {rows.dtype}."
+                    f"what it is given, and returned {found}."
                 )
         return clip_to_norm(rows, self.bound, cast=gradients.dtype).reshape(gradients.shape)
 
@@ -413,7 +509,7 @@ class RecordClip(ClipOfRecords):
             total = (clipped / grain).trunc().to(torch.int64).sum(0).to(torch.float64) * grain
         else:  # a plan that protects nothing
             total = clipped.sum(0)
-        return Clipped(self, total, parts, made_by=_A_CLIP)
+        return Clipped(self, total, parts, len(rows), made_by=_A_CLIP)
 
     @property
     def sensitivity(self) -> float:
@@ -654,57 +750,95 @@ def clip_from_dict(values: Mapping[str, Any]) -> Clip:
             f"the clip {name!r} is none of {', '.join(CLIPS)}: somebody's own is known only to the "
             "process that simulates with it."
         )
+    if name in _OWN:  # whose fields are tuples, and JSON has only lists
+        options = {key: _tuples(value) for key, value in options.items()}
     return clip(**options)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 _OWN: dict[str, type[Clip]] = {}
 
 
-def simulated_here(clip: Clip) -> None:
-    """Lets messages of simulations in this process name a clip of one's own.
+# With longer gradients an attack would take more than about a second.
+_MOST_ATTACKED = 1 << 14
+
+
+def simulated_here(clip: Clip, size: int | None) -> None:
+    """Lets messages of simulations in this process name a clip of one's own, once attacked.
+
+    Args:
+        clip: to simulate with.
+        size: number of values in a gradient; None: unknown, and nothing is attacked.
 
     Raises:
-        PrivacyError: The clip has no name of its own, or is of another family.
+        PrivacyError: The attack found a case that breaks the clip's promise.
     """
-    if clip.own:
-        if not isinstance(clip, ClipOfRecords):
+    if not clip.own:
+        return
+    if size is not None and size <= _MOST_ATTACKED:
+        try:
+            attack_clip(ClipOfRecords.expect(clip), size=size)
+        except AssertionError as found:
             raise PrivacyError(
-                f"a clip of your own is a RecordClip or a BatchClip, and {type(clip).__name__} is "
-                "neither: derive it from one of them."
-            )
-        if clip.name in CLIPS:
-            raise PrivacyError(
-                f"{type(clip).__name__} is a clip of your own and has the name {clip.name!r} of "
-                "fedsink's: give the class another `name`."
-            )
-        _OWN[clip.name] = type(clip)
+                f"{type(clip).__name__} does not keep the promise of a clip of your own, that row "
+                f"k of its transform depends on row k alone. {found} "
+                f"attack_clip(…, size={size}) finds it again."
+            ) from found
+    _OWN[clip.name] = type(clip)
 
 
 def attack_clip(clip: ClipOfRecords, *, size: int = 5, seed: int = 0) -> None:
     """Looks for gradients with which a clip of one's own breaks its promise; for its tests.
 
     Gradients from 1e-300 to 1e300 long, zeros, infinities and NaN, in float32 and float64, are
-    clipped together, by themselves, in another order and beside others.
+    clipped together, by themselves, in another order and beside others. They are up to 53: what a
+    transform does with more of them, or by a rare chance, passes.
 
     >>> class Normalised(BatchClip):
     ...     name = "normalised"
     ...     def transform(self, gradients):
-    ...         return gradients / (0.01 + gradients.norm(dim=1, keepdim=True))
+    ...         return self.bound * gradients / (0.01 + gradients.norm(dim=1, keepdim=True))
     >>> attack_clip(Normalised(1.0))
 
     Args:
         clip: the clip to attack.
-        size: N, number of values in a gradient.
+        size: N, number of values in a gradient: of all tensors of a mapping together.
         seed: the seed of the gradients.
 
     Raises:
-        AssertionError: A result is too long for the stated sensitivity, is not finite, or depends
-            on another row, on the order or on chance; the text says which.
+        AssertionError: A result depends on another row, on the order, on their number or on
+            chance, every one is NaN, or the transform failed; the text says which.
+        PrivacyError: It is no clip of records, or its transform gives another shape or type.
     """
+    if not isinstance(clip, ClipOfRecords):
+        found = f"the class {clip.__name__}" if isinstance(clip, type) else type(clip).__name__
+        raise PrivacyError(
+            f"attack_clip takes a RecordClip, a BatchClip or one of your own, as in "
+            f"attack_clip(Normalised(1.0)), received {found}."
+        )
     generator = torch.Generator().manual_seed(seed)
     what = f"{clip}: a gradient's result"
-    radius = clip.sensitivity * (1.0 if clip.per_record else 0.5)
     usual = torch.randn(8, size, generator=generator, dtype=torch.float64)
+
+    def clipped(rows: torch.Tensor) -> torch.Tensor:
+        try:
+            return clip.clip_each(rows)
+        except PrivacyError:
+            raise
+        except Exception as error:
+            raise AssertionError(
+                f"{clip}: transform failed on {tuple(rows.shape)}: give size= if it is for "
+                f"gradients of another size ({type(error).__name__}: {error})."
+            ) from error
+
+    clipped(usual)
+    assert bool(clip.transform(usual.clone()).isfinite().all(1).any()), (
+        f"{clip}: transform made every one of {len(usual)} ordinary gradients infinite or NaN, "
+        "which counts as zero."
+    )
     for dtype, reach in ((torch.float64, 300.0), (torch.float32, 37.0)):
         scales = 10.0 ** torch.linspace(-reach, reach, 41, dtype=torch.float64)
         wild = torch.randn(41, size, generator=generator, dtype=torch.float64) * scales[:, None]
@@ -713,19 +847,14 @@ def attack_clip(clip: ClipOfRecords, *, size: int = 5, seed: int = 0) -> None:
         for rows in (usual, torch.cat([usual, wild]), torch.cat([usual, wild, undefined])):
             rows = rows.to(dtype)
             order = torch.randperm(len(rows), generator=generator)
-            before, together = rows.clone(), clip.clip_each(rows)
-            assert torch.equal(rows.nan_to_num(), before.nan_to_num()), (
-                f"{clip} changes what it is given."
-            )
-            assert bool(together.isfinite().all()), f"{what} is not finite."
-            longest = float(torch.linalg.vector_norm(together.double(), dim=1).max())
-            assert longest <= radius * (1 + 2.0**-40), (
-                f"{what} has norm {longest:g}, and its sensitivity allows {radius:g}."
-            )
-            assert torch.equal(clip.clip_each(rows), together), f"{what} is another each time."
-            assert torch.equal(clip.clip_each(rows[order]), together[order]), (
-                f"{what} depends on the order of the others."
+            together = clipped(rows)
+            assert torch.equal(clipped(rows), together), f"{what} is another each time."
+            assert torch.equal(clipped(rows[order]), together[order]), (
+                f"{what} depends on the order of the others (or on chance)."
             )
             for row, result in zip(rows, together, strict=True):
-                alone = clip.clip_each(row[None])[0]
-                assert torch.equal(alone, result), f"{what} depends on the others: {row.tolist()}."
+                alone = clipped(row[None])[0]
+                assert torch.equal(alone, result), (
+                    f"{what} depends on the others (or on chance, or on how many there are): that "
+                    f"of {row[:5].tolist()}{', …' if size > 5 else ''}."
+                )

@@ -122,6 +122,7 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         cost = self.cost
+        self.clip.check_own()
         domain.CLIP_BOUND.check(self.clip.bound)
         plain = {
             "rate": self.clip.check_rate(self.rate),

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ class NoiseKey:
     Guarantees:
         - No two clients, rounds or plans of one key have the same sample or noise.
         - A round is released once, also by a key that was kept and read again.
+        - The rounds of a client belong to one plan: under another, its ε would be left out.
         - A key that is kept is open in one place at a time, and never without its journal.
         - It is neither copied nor pickled.
     """
@@ -51,7 +53,7 @@ class NoiseKey:
         self._key = key
         self._journal: Path | None = None
         self._lock: IO[bytes] | None = None  # held as long as this object lives
-        self._released: dict[str, int] = {}
+        self._released: dict[str, tuple[int, str]] = {}  # last round and its plan, by client
 
     @classmethod
     def secret(cls) -> NoiseKey:
@@ -77,6 +79,10 @@ class NoiseKey:
                 missing, or others can read the key.
         """
         path = Path(path)
+        if not path.parent.is_dir():
+            raise PrivacyError(
+                f"the key {path} has no folder {path.parent}: make it, or choose another."
+            )
         journal = path.with_name(f"{path.name}.released")
         if not path.exists() and not journal.exists():
             write_atomic(journal, b"{}", mode=0o600)  # first: a key without one is refused
@@ -91,11 +97,12 @@ class NoiseKey:
                 "other one, or take another key."
             ) from None
         try:
-            released = {str(k): int(v) for k, v in read_json(journal.read_bytes()).items()}
+            read = read_json(journal.read_bytes()).items()
+            released = {str(k): (int(last), str(plan)) for k, (last, plan) in read}
         except (OSError, ValueError, AttributeError, TypeError):
             raise PrivacyError(
                 f"{journal}, which notes the rounds that the key has released, is missing or "
-                "damaged: restore it, or take another key."
+                "damaged: take another key, and add up the ε of both."
             ) from None
         key._journal, key._released = journal, released
         return key
@@ -107,16 +114,36 @@ class NoiseKey:
 
     def last(self, client: int) -> int:
         """Returns the last round that was released for a client; 0 before the first."""
-        return self._released.get(str(client), 0)
+        return self._released.get(str(client), (0, ""))[0]
 
-    def note(self, client: int, round: int) -> None:
-        """Notes that a round is released; raises PrivacyError for one that was before."""
+    def expect(self, client: int, plan: PrivacyPlan) -> str:
+        """Returns the plan's digest; raises PrivacyError where the client's rounds are another's.
+
+        ε, δ and the sensitivity follow from what is digested, the number of rounds among it.
+        """
+        values = json.dumps(plan.to_dict(), sort_keys=True).encode()
+        digest = hashlib.sha256(values).hexdigest()
+        last, before = self._released.get(str(client), (0, digest))
+        if before != digest:
+            key = (
+                "this key" if self._journal is None else f"the key {self._journal.with_suffix('')}"
+            )
+            raise PrivacyError(
+                f"{key} has released {last} rounds of another plan for client {client}, whose ε "
+                "would be missing from this plan's: continue that plan, unchanged down to its "
+                "number of rounds, or make another key and add up the two ε."
+            )
+        return digest
+
+    def note(self, client: int, round: int, plan: PrivacyPlan) -> None:
+        """Notes that a plan's round is released; raises PrivacyError for one that was before."""
+        digest = self.expect(client, plan)
         if round <= self.last(client):
             raise PrivacyError(
                 f"round {round} of client {client} was released before, and its noise is never "
                 f"drawn again: continue with after={self.last(client)}, or take another key."
             )
-        self._released[str(client)] = round
+        self._released[str(client)] = round, digest
         if self._journal is not None:
             write_atomic(self._journal, json.dumps(self._released).encode(), mode=0o600)
 
@@ -180,7 +207,9 @@ class Step:
         """Returns the total plus the plan's noise, float32, in the form that was clipped.
 
         Raises:
-            PrivacyError: The round was released before, or the total was made by another clip.
+            PrivacyError: The round was released before or never sampled, or the total was made by
+                another clip or of more gradients than records were sampled (a capacity's places
+                may be filled with zeros).
         """
         if self.released:
             raise PrivacyError(
@@ -188,7 +217,19 @@ class Step:
                 "of the plan."
             )
         clipped_by(self._plan.clip, total)  # before the round is noted
-        self._key.note(self._client, self.round)
+        if self._sampled is None:
+            raise PrivacyError(
+                f"round {self.round} was released without step.sample(n): the plan's ε counts on "
+                "that secret sample."
+            )
+        sampled = len(self._sampled[1])
+        if total.records is not None and total.records > (self._plan.capacity or sampled):
+            raise PrivacyError(
+                f"the total is of {total.records} gradients, and round {self.round} sampled "
+                f"{sampled} records: pass one gradient for each record of step.sample(n), not the "
+                "batch's summed .grad."
+            )
+        self._key.note(self._client, self.round, self._plan)
         self.released = True
         noised = self._plan.release(total, self._key.stream("noise", self._client, self.round))
         return total.formed(noised)
@@ -196,13 +237,18 @@ class Step:
 
 def steps(plan: PrivacyPlan, key: NoiseKey, client: int, after: int) -> Iterator[Step]:
     """Yields a plan's rounds, see `PrivacyPlan.steps`."""
+    if not isinstance(key, NoiseKey):
+        raise PrivacyError(
+            f"steps takes a key, as NoiseKey.secret() or NoiseKey.kept(PATH), received {key!r}."
+        )
     checks.count("client", client, minimum=0)
     checks.count("after", after, minimum=0)
+    key.expect(client, plan)
     if after != key.last(client):
         raise PrivacyError(
             f"client {client} has had {key.last(client)} rounds of this key, received "
             f"after={after}: a second loop would cost ε again. Continue with "
-            f"after={key.last(client)}, or make another plan and key."
+            f"after={key.last(client)}, or make another key and add up the two ε."
         )
     return _rounds(plan, key, client, after)
 

@@ -64,7 +64,7 @@ class Experiment:
                     f"{type(clip).__name__} is a clip of your own, which other processes do not "
                     f'know: choose engine="local", not {engine.name!r}.'
                 )
-            simulated_here(clip)
+            simulated_here(clip, getattr(strategy, "clipped_size", None))
         require_packages(self.server.log)
         if engine.name in ("ray", "flower"):
             from fedsink.simulation.ray.cluster import check_instance

@@ -189,6 +189,11 @@ class CentralSettings(StrategySettings):
         """d, number of values of one round in a reply."""
         return math.prod(self.reply_shape)
 
+    @property
+    def clipped_size(self) -> int:
+        """Number of values of one gradient, as a clip is given it: those of a use."""
+        return self.use_size
+
     def reply(self, count: int, weights: int) -> RecordDict:
         return pack_replies([torch.zeros(self.reply_shape)] * count)
 

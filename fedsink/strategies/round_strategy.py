@@ -405,5 +405,6 @@ def failure(code: int, task: str, who: str) -> ClientError:
     """Returns the error that names client and task, as far as a code tells."""
     what = MEANING.get(code, f"answered with Flower's error {code}")
     return ClientError(
-        f"While {task}, {who} {what}; its own log says why (--debug shows it in a simulation)."
+        f"While {task}, {who} {what}; its own log says why (of a simulation --debug shows it, "
+        "and Python's logger fedsink.clients)."
     )

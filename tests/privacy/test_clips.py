@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
@@ -9,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import BatchClip, CriticClip, RecordClip, RowClip, Stream, attack_clip, clips
+from fedsink.privacy import (
+    BatchClip,
+    CriticClip,
+    JointSchedule,
+    PrivacyPlan,
+    RecordClip,
+    RowClip,
+    Stream,
+    attack_clip,
+    clips,
+)
 from fedsink.privacy.clips import (
     MOST_CRITICS,
     MOST_ROWS,
@@ -343,7 +355,7 @@ class Normalised(RecordClip):
     name = "normalised"
 
     def transform(self, gradients):
-        return gradients / (0.01 + gradients.norm(dim=1, keepdim=True))
+        return self.bound * gradients / (0.01 + gradients.norm(dim=1, keepdim=True))
 
 
 class Whole(BatchClip):
@@ -369,24 +381,35 @@ def test_an_attack_finds_nothing_in_a_clip_that_keeps_its_promise(clip):
         ({"transform": lambda _, g: g.cumsum(0)}, "depends on the"),
         ({"transform": lambda _, g: g / len(g)}, "depends on the others"),
         ({"transform": lambda _, g: g + torch.randn_like(g)}, "is another each time"),
-        ({"sensitivity": property(lambda clip: 0.9 * clip.bound)}, "its sensitivity allows"),
-        ({"clip_each": lambda _, g: g.clamp(-1e-9, 1e-9)}, "is not finite"),
-        ({"clip_each": lambda _, g: g.nan_to_num().clamp(-1.0, 1.0)}, "its sensitivity allows"),
-        ({"clip_each": lambda _, g: g.zero_()}, "changes what it is given"),
+        ({"transform": lambda _, g: g * math.nan}, "every one of 8 ordinary gradients.*NaN"),
+        ({"transform": lambda _, g: g * torch.ones(4)}, r"failed on \(8, 5\): give size="),
     ],
 )
 def test_an_attack_finds_a_promise_that_is_not_kept(base, members, found):
     with pytest.raises(AssertionError, match=found):
         attack_clip(broken(base, **members))
+    with pytest.raises(PrivacyError, match=r"Broken does not keep the promise.*size=5"):
+        simulated_here(broken(base, **members), 5)
+
+
+@pytest.mark.parametrize("wrong", [Normalised, lambda g: g, CriticClip(1.0)])
+def test_only_a_clip_of_records_is_attacked(wrong):
+    with pytest.raises(PrivacyError, match="takes a RecordClip, a BatchClip or one of your own"):
+        attack_clip(wrong)
 
 
 @pytest.mark.parametrize("base", [RecordClip, BatchClip])
 def test_whatever_a_transform_gives_the_norm_is_clipped(base):
     wild = broken(base, transform=lambda _, g: g * 1e30)
     assert float(wild.clip_each(torch.ones(3, 4)).norm(dim=1).max()) <= 0.5
-    for transform in (lambda _, g: g[:1], lambda _, g: g.half()):
+    for transform in (lambda _, g: g[:1], lambda _, g: g.half(), lambda _, g: None):
         with pytest.raises(PrivacyError, match=r"Broken\.transform must return \(3, 4\) of"):
             broken(base, transform=transform).clip_each(torch.ones(3, 4))
+
+
+def test_a_transform_is_never_asked_about_nothing():
+    rowwise = broken(RecordClip, transform=lambda _, g: torch.stack([r / r.norm() for r in g]))
+    assert torch.equal(rowwise.sum(torch.zeros(0, 4)).total, torch.zeros(4, dtype=torch.float64))
 
 
 def test_only_a_process_that_simulates_reads_a_clip_of_somebodys_own(monkeypatch):
@@ -396,11 +419,114 @@ def test_only_a_process_that_simulates_reads_a_clip_of_somebodys_own(monkeypatch
     assert not RecordClip(0.5).own
     with pytest.raises(PrivacyError, match="the clip 'normalised' is none of record, batch"):
         clip_from_dict(clip.to_dict())
-    simulated_here(clip)
+    simulated_here(clip, None)
     assert clip_from_dict(clip.to_dict()) == clip
-    for wrong, why in (
-        (type("Same", (RecordClip,), {})(1.0), "has the name 'record' of fedsink's"),
-        (type("Critic", (CriticClip,), {"name": "mine"})(1.0, 2), "is a RecordClip or a BatchClip"),
-    ):
-        with pytest.raises(PrivacyError, match=why):
-            simulated_here(wrong)
+
+
+@dataclass(frozen=True)
+class Scaled(RecordClip):
+    name = "scaled"
+    factor: float = 1.0
+    limits: tuple[float, ...] = ()
+
+    def transform(self, gradients):
+        return self.factor * gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Blind(RecordClip):
+    name = "blind"
+    factor: float = 1.0
+
+
+class Mixin:
+    def sum(self, gradients):
+        return self.vouch(gradients.sum(0))
+
+
+@pytest.mark.parametrize("base", [RecordClip, BatchClip, Normalised])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "clip_each", "sensitivity", "claimed_sensitivity", "vouch", "bound", "own", "to_dict",
+        "reach", "of_client", "check_plan", "check_rate", "overflows", "per_record", "sampled",
+        "published", "replacement", "check_own", "same_as",
+    ],
+)  # fmt: skip
+def test_a_clip_of_ones_own_overrides_nothing_that_the_guarantee_rests_on(base, name):
+    for member in (lambda *_: 0.01, property(lambda _: 0.01), 0.01):
+        with pytest.raises(PrivacyError, match=f"Broken overrides `{name}` of"):
+            broken(base, **{name: member})
+
+
+def test_nor_by_another_way():
+    with pytest.raises(PrivacyError, match="Mixed overrides `sum` of RecordClip"):
+        type("Mixed", (Mixin, RecordClip), {"name": "mixed"})
+    with pytest.raises(PrivacyError, match="Mixed overrides `apply` of BatchClip"):
+        type("Mixed", (BatchClip,), {"name": "mixed", "apply": lambda _, g: g})
+    late = broken(RecordClip)
+    type(late).sum = Mixin.sum
+    with pytest.raises(PrivacyError, match="Broken overrides `sum`"):
+        planned(late)
+    object.__setattr__(patched := Scaled(0.5), "sum", patched.vouch)
+    with pytest.raises(PrivacyError, match="has no field 'sum'"):
+        planned(patched)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "members", "why"),
+    [
+        ("Same", RecordClip, {}, 'has no name of its own: say `name = "same"`'),
+        ("Critic", CriticClip, {"name": "mine"}, "Critic is neither: derive it from one"),
+        ("Other", ClipOfRecords, {"name": "mine"}, "is a RecordClip or a BatchClip"),
+    ],
+)
+def test_a_clip_of_ones_own_has_a_family_and_a_name(name, base, members, why):
+    with pytest.raises(PrivacyError, match=why):
+        type(name, (base,), members)
+
+
+def planned(clip):
+    return PrivacyPlan(0.1, 2.0, 10, clip, JointSchedule(), 1e-5)
+
+
+class Hidden(RecordClip):
+    name = "hidden"
+
+    def __init__(self, bound, factor):
+        super().__init__(bound)
+        self.factor = factor
+
+
+class MoreHidden(Normalised):
+    name = "more-hidden"
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "factor", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Hidden(0.5, 2.0), "Hidden has no field 'factor'.*@dataclass"),
+        (lambda: MoreHidden(0.5), "MoreHidden has no field 'factor'.*tell two of them apart"),
+        (lambda: Scaled(0.5, torch.ones(2)), "the field 'factor' of Scaled is a Tensor"),
+        (lambda: Scaled(0.5, 1.0, [1.0]), "the field 'limits' of Scaled is a list.*tuples"),
+    ],
+)
+def test_all_that_tells_two_clips_apart_is_a_field(make, why):
+    with pytest.raises(PrivacyError, match=why):
+        planned(make())
+
+
+def test_fields_of_ones_own_are_compared_and_written(monkeypatch):
+    monkeypatch.setattr(clips, "_OWN", {})
+    clip = Scaled(0.5, 2.0, (0.3, 0.4))
+    simulated_here(clip, None)
+    written = json.loads(json.dumps(planned(clip).to_dict()))
+    assert PrivacyPlan.from_dict(written) == planned(clip)
+    for one, other in ((clip, Scaled(0.5, 2.0)), (Blind(0.5, 1.0), Blind(0.5, 2.0))):
+        total = other.sum(torch.ones(2, 3))
+        with pytest.raises(PrivacyError, match="the plan accounts for"):
+            planned(one).release(total, Stream(b"key"))

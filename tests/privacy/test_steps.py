@@ -17,6 +17,7 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import (
     BatchClip,
     ClassSchedule,
+    Clipped,
     CriticClip,
     NoiseKey,
     PrivacyPlan,
@@ -51,8 +52,9 @@ def test_no_two_clients_rounds_or_keys_share_a_sample_or_noise() -> None:
     alone = [PLAN.clip.sum(DATA[:0])] * 4
     noise = []
     for source, client in ((key, 0), (key, 1), (NoiseKey.secret(), 0)):
-        steps = zip(PLAN.steps(source, client), alone, strict=True)
-        noise += [step.release(total) for step, total in steps]
+        for step, total in zip(PLAN.steps(source, client), alone, strict=True):
+            step.sample(0)
+            noise.append(step.release(total))
     drawn = torch.stack(noise)
     assert len(drawn.unique(dim=0)) == 12
     assert len(drawn.unique()) == 36
@@ -89,6 +91,7 @@ def test_the_tensors_of_a_mapping_have_one_joint_norm_and_come_back_in_their_for
     whole = BatchClip(0.5).clip({"w": torch.ones(2, 3), "b": torch.ones(4)})
     assert float(whole.total.norm()) == pytest.approx(0.5, rel=1e-5)
     for step in PLAN.steps(NoiseKey.reproducible(0)):
+        step.sample(40)
         noised: Any = step.release(clipped)
         assert {name: tuple(t.shape) for name, t in noised.items()} == {"w": (2, 3), "b": (4,)}
 
@@ -111,8 +114,9 @@ def _skipped(key: NoiseKey) -> None:
 
 def _twice(key: NoiseKey) -> None:
     step = _loop(key)
-    step.release(PLAN.clip.sum(DATA))
-    step.release(PLAN.clip.sum(DATA))
+    step.sample(40)
+    step.release(PLAN.clip.sum(DATA[:1]))
+    step.release(PLAN.clip.sum(DATA[:1]))
 
 
 def _again(key: NoiseKey) -> None:
@@ -120,6 +124,14 @@ def _again(key: NoiseKey) -> None:
     _loop(key)
 
 
+def _too_many(key: NoiseKey, plan: PrivacyPlan = PLAN, rows: int = 10) -> None:
+    step = next(plan.steps(key))
+    step.sample(8)
+    half = plan.clip.sum(DATA[: rows // 2])
+    step.release(half + plan.clip.sum(DATA[rows // 2 : rows]))
+
+
+FIXED = replace(PLAN, capacity=10, nominal_records=40)
 REFUSED: dict[str, tuple[Callable[[NoiseKey], object], str]] = {
     "an unclipped total": (lambda key: _loop(key).release(DATA), "only a Clipped.*RecordClip"),
     "another bound": (
@@ -132,6 +144,20 @@ REFUSED: dict[str, tuple[Callable[[NoiseKey], object], str]] = {
     "a round that was never released": (lambda key: _loop(key, after=2), "has had 0 rounds"),
     "a second sample": (
         lambda key: [step := _loop(key), step.sample(40), step.sample(39)], "one sample",
+    ),
+    "no sample": (
+        lambda key: _loop(key).release(PLAN.clip.sum(DATA[:0])),
+        r"round 1 was released without step\.sample\(n\): the plan's ε",
+    ),
+    "the summed gradient of a batch": (
+        _too_many, r"is of 10 gradients, and round 1 sampled \d records: .*summed \.grad",
+    ),
+    "more gradients than a capacity": (
+        lambda key: _too_many(key, FIXED, 12), "is of 12 gradients",
+    ),
+    "a key that is none": (lambda key: PLAN.steps(3), r"NoiseKey\.secret\(\).*received 3"),
+    "a folder that is missing": (
+        lambda key: NoiseKey.kept("no/key"), r"the key no/key has no folder no: make it",
     ),
     "a copy": (copy.copy, "neither copied"),
     "a deep copy": (copy.deepcopy, "neither copied"),
@@ -152,6 +178,13 @@ REFUSED: dict[str, tuple[Callable[[NoiseKey], object], str]] = {
     "other shapes": (lambda key: PLAN.clip.sum(DATA) + PLAN.clip.sum(DATA[:, :2]), "same shapes"),
     "whole numbers": (lambda key: PLAN.clip.sum(DATA.long()), "float32 or float64"),
     "nothing": (lambda key: PLAN.clip.sum({}), "nothing to clip"),
+    "a list": (lambda key: PLAN.clip.sum([*DATA]), "received list: stack those of the records"),
+    "a number": (lambda key: PLAN.clip.sum(DATA[0, 0]), "received a single number"),
+    "a mapping of lists": (lambda key: PLAN.clip.sum({"w": [1.0]}), "received list"),
+    "tensors of other numbers": (
+        lambda key: PLAN.clip.sum({"w": torch.ones(10, 64), "b": torch.ones(64)}),
+        r"received 10 and 64 of them: is it the batch's summed \.grad",
+    ),
 }  # fmt: skip
 
 
@@ -160,6 +193,17 @@ def test_what_would_lose_the_guarantee_is_refused(case: str) -> None:
     play, words = REFUSED[case]
     with pytest.raises(PrivacyError, match=words):
         play(NoiseKey.reproducible(0))
+
+
+def test_a_round_has_room_for_its_sample_or_for_its_capacity() -> None:
+    _too_many(NoiseKey.secret(), FIXED)  # places without a record are filled with zeros
+    _too_many(NoiseKey.secret(), replace(PLAN, rate=1.0), 8)
+    whole = sum([PLAN.clip.sum(DATA[:10]), PLAN.clip.sum(DATA[10:])])
+    assert isinstance(whole, Clipped)
+    assert whole.records == 40
+    assert (whole + PLAN.clip.vouch(whole.total)).records is None
+    each = torch.tensor([3.0, 0.1, 0.2])
+    assert torch.equal(PLAN.clip.sum({"scale": each}).total, PLAN.clip.sum(each.unsqueeze(1)).total)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +238,45 @@ def test_a_key_that_is_kept_gives_no_round_twice(tmp_path: Path) -> None:
     assert path.with_name("key.released").stat().st_mode & 0o777 == 0o600
 
 
+class Scaled(RecordClip):
+    name = "scaled"
+
+
+OTHER_PLANS: dict[str, dict[str, Any]] = {
+    "less noise": {"noise_multiplier": 20.0},
+    "a larger rate": {"rate": 0.4},
+    "more rounds": {"rounds": 5},
+    "another bound": {"clip": RecordClip(0.6)},
+    "another clip": {"clip": Scaled(0.5)},
+    "another delta": {"delta": 1e-6},
+    "another adjacency": {"adjacency": "replace-one"},
+    "a capacity": {"capacity": 10, "nominal_records": 40},
+}
+
+
+@pytest.mark.parametrize("case", OTHER_PLANS)
+def test_the_rounds_of_a_client_are_one_plans(tmp_path: Path, case: str) -> None:
+    """Else the ε of those that were released would be in no plan."""
+    other, total = replace(PLAN, **OTHER_PLANS[case]), PLAN.clip.sum(DATA[:1])
+    for key in (NoiseKey.secret(), NoiseKey.kept(tmp_path / "key")):
+        waiting = _loop(key)
+        step = next(other.steps(key))
+        step.sample(40)
+        step.release(other.clip.sum(DATA[:0]))
+        with pytest.raises(PrivacyError, match="has released 1 rounds of another plan for client"):
+            PLAN.steps(key, after=1)
+        waiting.sample(40)
+        with pytest.raises(PrivacyError, match="ε would be missing from this plan's"):
+            waiting.release(total)
+        next(PLAN.steps(key, client=1))
+        assert next(other.steps(key, after=1)).round == 2
+    del key, step, waiting
+    kept = NoiseKey.kept(tmp_path / "key")
+    with pytest.raises(PrivacyError, match=r"the key .*/key has released 1 rounds of another"):
+        PLAN.steps(kept, after=kept.last(0))
+    assert next(other.steps(kept, after=1)).round == 2
+
+
 def test_a_round_is_noted_before_its_noise_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,14 +285,18 @@ def test_a_round_is_noted_before_its_noise_is_drawn(
 
     monkeypatch.setattr(PrivacyPlan, "release", crash)
     key = NoiseKey.kept(tmp_path / "key")
+    step = _loop(key)
+    step.sample(40)
     with pytest.raises(KeyboardInterrupt):
-        _loop(key).release(PLAN.clip.sum(DATA))
+        step.release(PLAN.clip.sum(DATA[:1]))
     assert key.last(0) == 1
-    del key
+    del key, step
     assert NoiseKey.kept(tmp_path / "key").last(0) == 1
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"[]", b'{"0": "x"}', b'{"0": null}', b"\xff"])
+@pytest.mark.parametrize(
+    "damage", [None, b"", b"[]", b'{"0": "x"}', b'{"0": null}', b'{"0": 4}', b"\xff"]
+)
 def test_a_key_without_its_journal_is_refused(tmp_path: Path, damage: bytes | None) -> None:
     path, journal = tmp_path / "key", tmp_path / "key.released"
     played(NoiseKey.kept(path))

@@ -137,6 +137,13 @@ class DPSinkhornSettings(CentralSettings):
         return self.layout.block_rows, view_from_dict(self.view).dimension
 
     @property
+    def clipped_size(self) -> int:
+        """Number of values of one gradient: a record meets all rows, or those of its class."""
+        apart = self.plan.clip.per_record and self.plan.capacity is None
+        block, dimension = self.reply_shape
+        return (self.rows if apart else block) * dimension
+
+    @property
     def most_sampled(self) -> int:
         """Bound on the sample of a client with 2N/K records: mean + 8 standard deviations + 32.
 
