@@ -71,7 +71,7 @@ class NoiseKey:
         return cls(EntropyKey())
 
     @classmethod
-    def key(cls, path: str | Path) -> NoiseKey:
+    def kept(cls, path: str | Path) -> NoiseKey:
         """Returns the key in the file PATH, made if it is missing; PATH.released notes its rounds.
 
         Raises:

@@ -101,7 +101,7 @@ def test_one_that_looks_at_other_records_is_refused_before_anything_is_written(
     ("clip", "more"),
     [
         (Watched(1.0), {}),
-        (Watched(1.0), {"capacity": 10, "nominal_records": 40}),
+        (Watched(1.0), {"capacity": 38, "nominal_records": 40}),
         (Watched(1.0), {"schedule": ClassSchedule(2)}),
         (WatchedBatch(1.0), {}),
     ],
