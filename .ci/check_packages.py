@@ -171,7 +171,7 @@ def _install_and_run(wheel: Path, papers: Path, work: Path) -> None:
     print(f"installed: only fedsink in site-packages; {version} ran from an empty folder")
 
     # Without fedsink-papers, what it has is refused by its name; on top of fedsink it is found.
-    asked = "from fedsink.evaluation.suites import SUITES; SUITES.find('paper')"
+    asked = "from fedsink.results.evaluation.suites import SUITES; SUITES.find('paper')"
     done = subprocess.run(
         [python, "-c", asked],
         cwd=empty,

@@ -22,7 +22,7 @@ from fedsink.conf.acting import compose_config
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
-from fedsink.pages.compare_page import run_settings
+from fedsink.results.pages.compare_page import run_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ("fedsink/conf", "packages/papers/src/fedsink_papers/conf", "benchmarks/rows.yaml")

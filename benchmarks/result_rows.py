@@ -15,7 +15,7 @@ import yaml
 from result_protocol import standing, start_of
 
 from fedsink.errors import ConfigError
-from fedsink.pages.page import MISSING
+from fedsink.results.pages.page import MISSING
 
 ROWS = Path(__file__).with_name("rows.yaml")
 PAGES = Path("docs/results")

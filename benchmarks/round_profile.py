@@ -35,7 +35,7 @@ PHASES = {
     "server: mean of the replies, self term added": [
         "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhornStrategy.aggregate_train"
     ],
-    "server: backward, Adam, average": ["fedsink.strategies.trainer:Trainer.step"],
+    "server: backward, Adam, average": ["fedsink.strategies.base.trainer:Trainer.step"],
     "server: ε so far": [
         "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhornStrategy.epsilon_bound"
     ],
@@ -45,15 +45,15 @@ PHASES = {
     ],
     "clients: unpack requests, check, hash": [
         "fedsink.strategies.dp_sinkhorn.strategy:checked",
-        "fedsink.clients.answer:digest",
+        "fedsink.clients.answers.base:digest",
     ],
     "clients: admit": ["fedsink.clients.node_cohort:NodeCohort._admit"],
     "clients: sample records": [
-        "fedsink.clients.pool:Pool.draw",
-        "fedsink.clients.pool:Sample.in_buckets",
-        "fedsink.clients.pool:Pool.batch",
+        "fedsink.clients.records.pool:Pool.draw",
+        "fedsink.clients.records.pool:Sample.in_buckets",
+        "fedsink.clients.records.pool:Pool.batch",
     ],
-    "clients: clipped sums": ["fedsink.clients.dp_sinkhorn:client_totals"],
+    "clients: clipped sums": ["fedsink.clients.answers.dp_sinkhorn:client_totals"],
     "clients: noise": ["fedsink.privacy.plan:PrivacyPlan.release_each"],
     "clients: the rest of an answer, and adding up": [
         "fedsink.simulation.virtual_clients:Cohort.add_up"

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsink.clients.dp_sinkhorn import client_gradient
-from fedsink.clients.shard import Shard
+from fedsink.clients.answers.dp_sinkhorn import client_gradient
+from fedsink.clients.records.shard import Shard
 from fedsink.data.views import DctView, PixelView, View
 from fedsink.privacy import BatchClip, ClassSchedule, Clip, PrivacyPlan, RecordClip, Stream
 from fedsink.privacy.accounting.capacity import capacity_for

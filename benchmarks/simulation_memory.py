@@ -29,9 +29,9 @@ from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.simulation.ray.ray_grid import RayGrid
 from fedsink.simulation.virtual_clients import Hosted, fedsink_apps
+from fedsink.strategies.base.trainer import OptimizerSettings
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings, DPSinkhornStrategy
-from fedsink.strategies.trainer import OptimizerSettings
 
 RECORDS, CLASSES, SIZE, ROUNDS = 20_000, 10, 64, 10
 CLIENTS = [100, 1000, 10_000]

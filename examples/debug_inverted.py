@@ -29,7 +29,7 @@ from fedsink.data.labelled import Reading
 from fedsink.data.partition import partition
 from fedsink.data.sources import SOURCES, digits, load
 from fedsink.data.spec import DataSpec
-from fedsink.evaluation.networks import train_cnn
+from fedsink.results.evaluation.networks import train_cnn
 
 CLEAN, SUSPECT = 0.939, 0.882
 """A client is clean from the first accuracy on, and a suspect up to the second, as published."""

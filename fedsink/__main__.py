@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fedsink.cli import main
+from fedsink.commands.cli import main
 
 main()

@@ -18,8 +18,8 @@ from fedsink.server.folder import RecordedRun, promise
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedsink.evaluation.sets import Report
     from fedsink.models import Generator
+    from fedsink.results.evaluation.sets import Report
     from fedsink.simulation.run_figures import Measured
 
 __all__ = ["Run", "load", "resume", "simulate"]
@@ -252,7 +252,7 @@ class Run:
     @undisturbed()
     def report(self) -> Path:
         """Writes report.html, a page about the run, as `fedsink report` does; returns its path."""
-        from fedsink.pages.report_page import write_report
+        from fedsink.results.pages.report_page import write_report
 
         return write_report(self.folder)
 
@@ -266,7 +266,7 @@ class Run:
         Raises:
             CheckpointError: the run has not finished.
         """
-        from fedsink.pages.model_card import model_card
+        from fedsink.results.pages.model_card import model_card
 
         return model_card(*finished_record(str(self.folder)), license)
 
@@ -286,7 +286,7 @@ class Run:
         text = f"<p>{escape(self._summary())}<br><code>{escape(self._place())}</code></p>"
         if not self.pictures:
             return text
-        from fedsink.pages.page import data_uri
+        from fedsink.results.pages.page import data_uri
 
         round, path = list(self.pictures.items())[-1]
         picture = data_uri(path.read_bytes(), "image/png")

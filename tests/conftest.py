@@ -146,7 +146,7 @@ def install_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[dict[str, str], str], None]]:
     """Installs a package for one test: its files by path, and its entry_points.txt."""
-    from fedsink.clients.answers import ANSWERS
+    from fedsink.clients.answers.registry import ANSWERS
     from fedsink.data.sources import SOURCES
     from fedsink.models import GENERATORS
     from fedsink.privacy import LOCAL_MECHANISMS

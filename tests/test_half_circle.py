@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from fedsink.conf.loading import composed
 from fedsink.data.sources import load
-from fedsink.evaluation import exact_w2
+from fedsink.results.evaluation import exact_w2
 from fedsink.server.finished import open_run
 from fedsink.simulation.simulated_run import start
 

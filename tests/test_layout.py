@@ -70,7 +70,7 @@ def test_flowers_internals_are_touched_in_one_file_only() -> None:
 @pytest.mark.slow
 def test_pykeops_is_imported_nowhere_but_where_it_is_used() -> None:
     script = (
-        "import sys, fedsink.cli, fedsink.simulation.simulated_run, fedsink.transport\n"
+        "import sys, fedsink.commands.cli, fedsink.simulation.simulated_run, fedsink.transport\n"
         "sys.exit('pykeops' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0

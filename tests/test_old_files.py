@@ -10,7 +10,7 @@ with strategy.history=1, `strategy=gs_wgan strategy.critics=1 strategy.critic.hi
 strategy.critic.history=1`, `strategy=parameter_gradient strategy.history=1`, map.block=2, and
 `start=public public.rounds=2`; `checkpoint` and `states` are of round 2. The first pictures, and of
 the start also its checkpoint and partition.json, were left out. The old ledger is
-`clients/ledger/ledger-3.sql`.
+`clients/owner/ledger/ledger-3.sql`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import torch
 from safetensors.torch import load as tensors_of
 from safetensors.torch import load_file, save
 
-from fedsink.cli import main
-from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
-from fedsink.clients.policy_file import read_policy
-from fedsink.clients.replies import ReplyStore
-from fedsink.clients.states import State
+from fedsink.clients.owner.ledger.ledger import Ledger
+from fedsink.clients.owner.policy_file import read_policy
+from fedsink.clients.owner.replies import ReplyStore
+from fedsink.clients.owner.states import State
+from fedsink.commands.cli import main
 from fedsink.errors import FedsinkError, LedgerError
 from fedsink.protocol.aggregation import KEYS
 from fedsink.secagg.parameters import Parameters, Rules
@@ -180,7 +180,7 @@ def _state(folder: Path) -> State:
 
 def _reformat(path: Path, place: str, number: int | None) -> None:
     """Writes another number into a file of tensors, under a checksum that holds."""
-    from fedsink.clients.replies import _CHECKSUM_BYTES, _checksum
+    from fedsink.clients.owner.replies import _CHECKSUM_BYTES, _checksum
 
     stated = None if number is None else {"format": str(number)}
     payload = save(tensors_of(path.read_bytes()[_CHECKSUM_BYTES:]), stated)

@@ -31,7 +31,7 @@ PAGES = {
 
 MADE = {
     "fedsink/__init__.pyi": "reference/python.md",
-    "fedsink/clients/answers.py": "reference/messages.md",
+    "fedsink/clients/answers/registry.py": "reference/messages.md",
     "fedsink/commands/__init__.py": "reference/commands.md",
     "fedsink/conf/config.yaml": "reference/keys.md",
     "fedsink/protocol/failure_codes.py": "reference/codes.md",

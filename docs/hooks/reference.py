@@ -20,9 +20,9 @@ from mkdocs.structure.files import File, Files
 
 import fedsink
 from fedsink import errors
-from fedsink.cli import main
-from fedsink.clients.answers import ANSWERS
+from fedsink.clients.answers.registry import ANSWERS
 from fedsink.commands import COMMANDS
+from fedsink.commands.cli import main
 from fedsink.protocol import failure_codes as refusals
 
 ROOT = Path(__file__).resolve().parents[2]

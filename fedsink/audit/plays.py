@@ -5,7 +5,7 @@ reads the messages of a run as a node does, lets clients without a past answer t
 the server would: a reply, or the sum of those that share one noise. The claim is what a node's
 ledger would charge. No method is named here: see `Answer.canaries`.
 
->>> from fedsink.clients.privatize_once import PrivatizeOnceAnswer
+>>> from fedsink.clients.answers.privatize_once import PrivatizeOnceAnswer
 >>> from fedsink.data.maps import PointBall
 >>> from fedsink.privacy import ReproducibleKey
 >>> from fedsink.protocol.privatize_once import LocalPlan
@@ -29,11 +29,11 @@ from torch import Tensor
 
 from fedsink.audit.bounds import guesses_for, one_run_epsilon
 from fedsink.audit.distinguisher import Features, Finding, compare, inverse_times
-from fedsink.clients.answer import Answer, BatchedAnswer, Neighbours, Task
-from fedsink.clients.central import CentralAnswer, central_charge
-from fedsink.clients.pool import Pool
-from fedsink.clients.shard import Shard
-from fedsink.clients.states import States
+from fedsink.clients.answers.base import Answer, BatchedAnswer, Neighbours, Task
+from fedsink.clients.answers.central import CentralAnswer, central_charge
+from fedsink.clients.owner.states import States
+from fedsink.clients.records.pool import Pool
+from fedsink.clients.records.shard import Shard
 from fedsink.errors import ConfigError
 from fedsink.privacy import Gaussian, JointSchedule, Key
 from fedsink.privacy.adjacency import REPLACE_ONE

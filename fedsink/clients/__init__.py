@@ -9,10 +9,12 @@ from fedsink.registry import loaded_on_use
 
 __getattr__ = loaded_on_use(
     __name__,
-    answer="Answer BatchedAnswer Neighbours Task check_classes check_view",
-    central="CentralAnswer",
-    policy="Policy",
-    shard="Shard",
+    **{
+        "answers.base": "Answer BatchedAnswer Neighbours Task check_classes check_view",
+        "answers.central": "CentralAnswer",
+        "owner.policy": "Policy",
+        "records.shard": "Shard",
+    },
 )
 
 if __name__ != "fedsink.clients":

@@ -9,10 +9,10 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsink.clients.answers import ANSWERS
+from fedsink.clients.answers.registry import ANSWERS
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.protocol.aggregation import TRIPS
 from fedsink.protocol.failure_codes import failure_code

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import Answer, Task
-from fedsink.clients.answers import find_answer
-from fedsink.clients.gate import (
+from fedsink.clients.answers.base import Answer, Task
+from fedsink.clients.answers.registry import find_answer
+from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
+from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.owner.gate import (
     Admitted,
     LedgerGate,
     PassGate,
@@ -28,16 +30,14 @@ from fedsink.clients.gate import (
     round_digests,
     seeded,
 )
-from fedsink.clients.ledger.charge import WORDS, Charge
-from fedsink.clients.ledger.ledger import Ledger, date_of, today
-from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
-from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy import Policy
-from fedsink.clients.policy_file import read_policy
-from fedsink.clients.replies import ReplyStore
-from fedsink.clients.rollback import Receipts, refuse_forgotten, refuse_rollback
-from fedsink.clients.shard import Shard, deal, records_of
-from fedsink.clients.states import State, States, forget
+from fedsink.clients.owner.ledger.charge import WORDS, Charge
+from fedsink.clients.owner.ledger.ledger import Ledger, date_of, today
+from fedsink.clients.owner.policy import Policy
+from fedsink.clients.owner.policy_file import read_policy
+from fedsink.clients.owner.replies import ReplyStore
+from fedsink.clients.owner.rollback import Receipts, refuse_forgotten, refuse_rollback
+from fedsink.clients.owner.states import State, States, forget
+from fedsink.clients.records.shard import Shard, deal, records_of
 from fedsink.data.sources import notes
 from fedsink.data.spec import DataSpec
 from fedsink.environment import device_named

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import BatchedAnswer
-from fedsink.clients.answers import find_answer
-from fedsink.clients.gate import Admitted
+from fedsink.clients.answers.base import BatchedAnswer
+from fedsink.clients.answers.registry import find_answer
 from fedsink.clients.node import Node, open_node, policy_of
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy import Policy
-from fedsink.clients.pool import Pool
+from fedsink.clients.owner.gate import Admitted
+from fedsink.clients.owner.policy import Policy
+from fedsink.clients.records.pool import Pool
 from fedsink.errors import FedsinkError, ReleaseRefusedError
 from fedsink.protocol.exchange import Answers, Content
 from fedsink.protocol.failure_codes import failure_code

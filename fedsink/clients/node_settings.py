@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from fedsink.clients.policy import Policy
+from fedsink.clients.owner.policy import Policy
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError

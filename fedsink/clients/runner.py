@@ -20,8 +20,8 @@ from PIL import Image
 
 from fedsink.clients.app import app, owners_settings
 from fedsink.clients.node import TOLD, open_node
-from fedsink.clients.policy import Policy
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy import Policy
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.protocol.failure_codes import failure_code
 

@@ -18,7 +18,7 @@ from fedsink.protocol.failure_codes import FAILED
 
 _ATTEMPTS = 2
 # Each fork unpacks _work, and imports the script that is the node's command.
-_PRELOADED = ["fedsink.clients.runner", __name__, "fedsink.cli", "runpy"]
+_PRELOADED = ["fedsink.clients.runner", __name__, "fedsink.commands.cli", "runpy"]
 
 # Pools of threads are made when a library is loaded; a fork that wants threads makes its own.
 # Nothing is imported from the folder in which the node was started.

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedsink.audit.distinguisher import Finding
 from fedsink.audit.plays import FEWEST_TRIALS, audit
-from fedsink.clients.answer import Answer
-from fedsink.clients.answers import find_answer
+from fedsink.clients.answers.base import Answer
+from fedsink.clients.answers.registry import find_answer
 from fedsink.commands.command_keys import Parser, choice, parse, real, whole
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError

@@ -34,7 +34,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     keys = parse(arguments, parsers, of="card", needs=("run",))
 
     from fedsink.files import write_atomic
-    from fedsink.pages.model_card import PICTURE, model_card, write_publication
+    from fedsink.results.pages.model_card import PICTURE, model_card, write_publication
     from fedsink.server.finished import finished_record
     from fedsink.server.folder import command_for
 

@@ -22,7 +22,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Compares, prints the table, and writes the page; prints the page's path in the last line."""
     keys = parse(arguments, {"run": folders, "out": str}, of="compare", needs=("run",))
 
-    from fedsink.pages.compare_page import NAME, Comparison
+    from fedsink.results.pages.compare_page import NAME, Comparison
 
     named: list[str] = keys["run"]
     comparison = Comparison.of(named)

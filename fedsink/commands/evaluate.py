@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from fedsink.commands.command_keys import Parser, flag, parse, whole
 from fedsink.errors import ConfigError
-from fedsink.evaluation.sets import Report
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.progress import GAP_SHARE
+from fedsink.results.evaluation.sets import Report
 from fedsink.simulation.run_figures import evaluate_run
 
 HELP = """Usage: fedsink evaluate run=DIR [suite=fast] [classifiers=ours] [n=…] [runs=…] [seed=0]

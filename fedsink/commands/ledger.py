@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsink.clients.ledger.account_report import (
+from fedsink.clients.owner.ledger.account_report import (
     FORMAT,
     AccountReport,
     RunReport,
@@ -15,7 +15,7 @@ from fedsink.clients.ledger.account_report import (
     refusals,
     report,
 )
-from fedsink.clients.ledger.database import Database, problems
+from fedsink.clients.owner.ledger.database import Database, problems
 from fedsink.commands import ACTIONS
 from fedsink.commands.command_keys import Parser, parse, whole
 from fedsink.errors import ConfigError, LedgerError
@@ -23,7 +23,7 @@ from fedsink.files import write_atomic
 from fedsink.reporting.displays import format_table
 
 if TYPE_CHECKING:
-    from fedsink.clients.policy import Policy
+    from fedsink.clients.owner.policy import Policy
 
 HELP = """Usage: fedsink ledger show|check|export policy=FILE | file=FILE [out=FILE]
        fedsink ledger statement policy=FILE run=NAME client=N clients=K
@@ -125,7 +125,7 @@ def _forget_states(rest: Sequence[str]) -> int:
         raise ConfigError(
             f"fedsink ledger forget-states POLICY names one policy file, received {list(rest)}."
         )
-    from fedsink.clients.states import forget
+    from fedsink.clients.owner.states import forget
 
     policy = _policy(Path(rest[0].removeprefix("policy=")))
     print(f"{forget(policy.states)} states of {policy.lineage} are removed.")
@@ -133,7 +133,7 @@ def _forget_states(rest: Sequence[str]) -> int:
 
 
 def _policy(path: Path) -> Policy:
-    from fedsink.clients.policy_file import read_policy
+    from fedsink.clients.owner.policy_file import read_policy
 
     return read_policy(path.expanduser())
 

@@ -90,7 +90,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 def _show_identity(arguments: Sequence[str]) -> int:
     keys = parse(arguments, {"policy": _path}, of="node", needs=("policy",))
-    from fedsink.clients.policy_file import read_policy
+    from fedsink.clients.owner.policy_file import read_policy
     from fedsink.protocol.signing import NodeIdentityKey
 
     print(NodeIdentityKey.at(read_policy(keys["policy"]).state).shown)

@@ -21,7 +21,7 @@ updates it."""
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Writes the page; prints its path."""
     keys = parse(arguments, {"run": str}, of="report", needs=("run",))
-    from fedsink.pages.report_page import write_report
+    from fedsink.results.pages.report_page import write_report
 
     print(write_report(Path(keys["run"])))
     return 0

@@ -124,7 +124,7 @@ def _begin(keys: Sequence[str]) -> None:
 
 def _end(folder: Path) -> None:
     """Says how a run ended, and what to do next."""
-    from fedsink.pages.report_page import FILE_NAME
+    from fedsink.results.pages.report_page import FILE_NAME
     from fedsink.server.folder import RecordedRun, command_for, promise
 
     run = RecordedRun.of(folder)

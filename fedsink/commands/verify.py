@@ -11,7 +11,7 @@ from fedsink import __version__
 from fedsink.commands.command_keys import Parser, flag, parse
 
 if TYPE_CHECKING:
-    from fedsink.server.verification import Verdict
+    from fedsink.results.verification import Verdict
 
 HELP = """Usage: fedsink verify run=DIR [peers=FILE] [json=true]
 
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
     from fedsink.protocol.signing import read_keys, shown_key
     from fedsink.reporting.displays import printable
-    from fedsink.server.verification import CONSISTENT, SIGNED, verdict_on
+    from fedsink.results.verification import CONSISTENT, SIGNED, verdict_on
 
     vouched = None
     if path := keys.get("peers"):

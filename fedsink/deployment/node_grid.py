@@ -18,7 +18,7 @@ from fedsink.errors import ClientError
 from fedsink.flower_internals import ForwardingGrid
 from fedsink.protocol.exchange import Exchange, MessageList
 from fedsink.protocol.signing import identity_query, stated_client
-from fedsink.strategies.round_strategy import check
+from fedsink.strategies.base.round_strategy import check
 
 log = logging.getLogger("fedsink.server")
 

@@ -178,7 +178,7 @@ def submit(
     with whole_files.new_folder(folder) as made:  # all of them, or none at all
         for name, content in files.items():
             whole_files.write_atomic(made / name, content)
-    from fedsink.pages.report_page import report_at_end
+    from fedsink.results.pages.report_page import report_at_end
 
     report_at_end(folder)
     print(folder)

@@ -4,10 +4,10 @@ An operator signs each request for one node (`sign`, `signer`). A server asks fo
 before anything else: its number, the protocol it speaks, its name and a receipt for its ledger. To
 a server a receipt is a text without meaning: it keeps the receipts of all nodes, and shows all of
 them to every node that it asks. A node knows its own receipts by a key that never leaves it, and so
-finds out that its ledger was put back (`fedsink.clients.rollback`). A node signs the charge of one
-run (`ChargeStatement`), by a key of its own: a server asks for the statement with its last question
-for the identity and keeps it in nodes.json. It can leave a statement out, and cannot write or
-change one. All signatures are ed25519. What operators sign begins with ``fedsink request``, what
+finds out that its ledger was put back (`fedsink.clients.owner.rollback`). A node signs the charge
+of one run (`ChargeStatement`), by a key of its own: a server asks for the statement with its last
+question for the identity and keeps it in nodes.json. It can leave a statement out, and cannot write
+or change one. All signatures are ed25519. What operators sign begins with ``fedsink request``, what
 nodes sign with ``fedsink node``, that of secure aggregation (`fedsink.secagg.identities`) with
 ``fedsink secagg``: none passes for another.
 """

@@ -33,7 +33,7 @@ from fedsink.server import checkpoint
 from fedsink.server.finished import shown_map, through
 from fedsink.server.folder import RecordedRun, RunFolder, command_for, note_sums, sha256_of
 from fedsink.server.masked_grid import MaskedGrid
-from fedsink.strategies.round_strategy import RoundStrategy
+from fedsink.strategies.base.round_strategy import RoundStrategy
 from fedsink.values import checks, read_json
 
 _COLUMNS = 10

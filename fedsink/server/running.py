@@ -19,8 +19,8 @@ from fedsink.server.folder import RecordedRun, RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
 from fedsink.server.starting_weights import FOLDER, put_in_place, statement_of
+from fedsink.strategies.base.round_strategy import RoundStrategy, StrategySettings
 from fedsink.strategies.methods import strategy_of
-from fedsink.strategies.round_strategy import RoundStrategy, StrategySettings
 from fedsink.values import checks, read_json, strictly
 
 

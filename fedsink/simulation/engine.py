@@ -25,7 +25,7 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import run_stock_simulation
 from fedsink.server.loop import Interruption
 from fedsink.server.running import ServerEngine
-from fedsink.strategies.round_strategy import StrategySettings
+from fedsink.strategies.base.round_strategy import StrategySettings
 from fedsink.values import Config, checks, strictly
 
 _OF_RAY = ("address", "actors", "num_cpus", "num_gpus", "data", "revive_seconds", "timeout")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from fedsink.clients.node_settings import NodeSettings, Noise
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
 from fedsink.data.sources import refuse_arrays
@@ -21,8 +21,8 @@ from fedsink.reporting.loggers import require_packages
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.run_identity import RunIdentity
+from fedsink.strategies.base.round_strategy import StrategySettings
 from fedsink.strategies.methods import settings_of
-from fedsink.strategies.round_strategy import StrategySettings
 from fedsink.values import Config, checks
 
 

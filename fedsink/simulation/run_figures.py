@@ -14,14 +14,20 @@ import torch
 
 from fedsink.data.sources import Split, load
 from fedsink.errors import ConfigError
-from fedsink.evaluation import evaluate, exact_w2, sliced_w2
-from fedsink.evaluation.networks import MNIST_VALUES
-from fedsink.evaluation.sets import Labelled, Report
-from fedsink.evaluation.suites import CLASSIFIERS, Evaluation, FastFigures, Options, check_suite
 from fedsink.files import write_atomic
-from fedsink.pages.report_page import renew_report
 from fedsink.reporting.loggers import LOGGERS, loggers
 from fedsink.reporting.output_files import write_json
+from fedsink.results.evaluation import evaluate, exact_w2, sliced_w2
+from fedsink.results.evaluation.networks import MNIST_VALUES
+from fedsink.results.evaluation.sets import Labelled, Report
+from fedsink.results.evaluation.suites import (
+    CLASSIFIERS,
+    Evaluation,
+    FastFigures,
+    Options,
+    check_suite,
+)
+from fedsink.results.pages.report_page import renew_report
 from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.values import checks
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.owner.ledger.ledger import Ledger
 from fedsink.errors import CheckpointError
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.protocol.requests import given_name, new_run_name

@@ -15,14 +15,14 @@ import torch
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.shard import deal
+from fedsink.clients.records.shard import deal
 from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes
 from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError, DataError, FedsinkError
-from fedsink.pages.report_page import report_at_end
 from fedsink.privacy.adjacency import USER
 from fedsink.reporting.displays import ForgivingStream
+from fedsink.results.pages.report_page import report_at_end
 from fedsink.server.folder import RunFolder, cautions, store_config, stored_config
 from fedsink.server.running import build_generator, run_server
 from fedsink.server.starting_weights import adopt, statement_of

@@ -1,7 +1,7 @@
-from fedsink.strategies.central_statement import SampleOfRecords as SampleOfRecords
-from fedsink.strategies.central_strategy import CentralRounds as CentralRounds
-from fedsink.strategies.central_strategy import CentralSettings as CentralSettings
-from fedsink.strategies.central_strategy import CentralStrategy as CentralStrategy
-from fedsink.strategies.central_strategy import central_plan as central_plan
-from fedsink.strategies.round_strategy import RoundStrategy as RoundStrategy
-from fedsink.strategies.round_strategy import StrategySettings as StrategySettings
+from fedsink.strategies.base.central_statement import SampleOfRecords as SampleOfRecords
+from fedsink.strategies.base.central_strategy import CentralRounds as CentralRounds
+from fedsink.strategies.base.central_strategy import CentralSettings as CentralSettings
+from fedsink.strategies.base.central_strategy import CentralStrategy as CentralStrategy
+from fedsink.strategies.base.central_strategy import central_plan as central_plan
+from fedsink.strategies.base.round_strategy import RoundStrategy as RoundStrategy
+from fedsink.strategies.base.round_strategy import StrategySettings as StrategySettings

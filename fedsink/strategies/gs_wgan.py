@@ -16,7 +16,7 @@ row: all rows of a reply come from one critic, so that one record changes all of
 (`strategy.published` clips as published). And a client replies once, after its n_dis steps, where
 Algorithm 2 as printed replies after each of them and accounts for one.
 
-The client's half is `fedsink/clients/gs_wgan.py`.
+The client's half is `fedsink/clients/answers/gs_wgan.py`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
-from fedsink.strategies.central_statement import SampleOfRecords
-from fedsink.strategies.central_strategy import (
+from fedsink.strategies.base.central_statement import SampleOfRecords
+from fedsink.strategies.base.central_strategy import (
     CentralSettings,
     CentralStrategy,
     central_plan,

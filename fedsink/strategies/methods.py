@@ -12,10 +12,10 @@ from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import Generator
 from fedsink.registry import Registry
+from fedsink.strategies.base.round_strategy import RoundStrategy, StrategySettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornStrategy
 from fedsink.strategies.gs_wgan import GSWGANStrategy
 from fedsink.strategies.privatize_once import PrivatizeOnce
-from fedsink.strategies.round_strategy import RoundStrategy, StrategySettings
 
 _OWN: tuple[type[RoundStrategy], ...] = (DPSinkhornStrategy, GSWGANStrategy, PrivatizeOnce)
 

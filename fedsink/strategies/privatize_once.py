@@ -7,7 +7,7 @@
 3. W_{c,λ}(X, Y) and its gradient at X (Theorem 1)                            `LocalLoss`
 4. Backpropagate the gradient into θ, one step of the optimiser               `Trainer.step`
 
-Only step 1 meets records, at `fedsink/clients/privatize_once.py`. Steps 2 to 4 are
+Only step 1 meets records, at `fedsink/clients/answers/privatize_once.py`. Steps 2 to 4 are
 `PrivatizeOnce.step`, for which nobody is asked: post-processing, whose number costs no ε.
 """
 
@@ -34,9 +34,9 @@ from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.requests import UNNAMED
+from fedsink.strategies.base.round_strategy import RoundStrategy, StrategySettings, check_quorum
+from fedsink.strategies.base.trainer import OptimizerSettings, Trainer
 from fedsink.strategies.losses import LabelStrata, loss_named
-from fedsink.strategies.round_strategy import RoundStrategy, StrategySettings, check_quorum
-from fedsink.strategies.trainer import OptimizerSettings, Trainer
 from fedsink.transport import (
     NATIVE,
     ConvergedSolver,

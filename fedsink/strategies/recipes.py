@@ -35,7 +35,9 @@ from fedsink.privacy import (
 from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.gs_wgan import Critics
-from fedsink.strategies.central_strategy import check_capacity
+from fedsink.strategies.base.central_strategy import check_capacity
+from fedsink.strategies.base.round_strategy import StrategySettings
+from fedsink.strategies.base.trainer import OptimizerSettings
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.strategies.gs_wgan import GSWGANSettings
@@ -45,9 +47,7 @@ from fedsink.strategies.privatize_once import (
     PrivatizeOnceSettings,
     local_plan,
 )
-from fedsink.strategies.round_strategy import StrategySettings
 from fedsink.strategies.rule import POINTS, Sizes
-from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import NATIVE
 from fedsink.values import checks, strictly
 

@@ -14,12 +14,12 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from fedsink.clients.app import client_app
-from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.database import Database, problems
 from fedsink.clients.node import open_node
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
-from fedsink.clients.shard import Shard
+from fedsink.clients.owner.ledger.account_report import report
+from fedsink.clients.owner.ledger.database import Database, problems
+from fedsink.clients.owner.policy_file import read_policy
+from fedsink.clients.records.shard import Shard
 from fedsink.data.spec import DataSpec
 
 from ..support.policies import MECHANISMS, limits, policy

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 import fedsink
-from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.owner.ledger.ledger import Ledger
 
 Fault = Callable[[], object]
 """What a process does to itself."""

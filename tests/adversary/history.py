@@ -24,12 +24,12 @@ from fedsink_papers.parameter_gradient.request import ParameterRequest
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from fedsink.clients import privatize_once as privatizer
-from fedsink.clients.answer import Task
-from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.database import Database
+from fedsink.clients.answers import privatize_once as privatizer
+from fedsink.clients.answers.base import Task
 from fedsink.clients.node import close_nodes
-from fedsink.clients.shard import Shard
+from fedsink.clients.owner.ledger.account_report import report
+from fedsink.clients.owner.ledger.database import Database
+from fedsink.clients.records.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import ADJACENCIES, Clipped, Stream
 from fedsink.privacy.plan import PrivacyPlan

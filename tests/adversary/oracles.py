@@ -19,11 +19,11 @@ from fedsink_papers.parameter_gradient.request import ParameterRequest
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients.dp_sinkhorn import client_total
-from fedsink.clients.gs_wgan import architecture, dealt
-from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, critic_totals
-from fedsink.clients.pool import Pool
-from fedsink.clients.shard import Shard
+from fedsink.clients.answers.dp_sinkhorn import client_total
+from fedsink.clients.answers.gs_wgan import architecture, dealt
+from fedsink.clients.answers.gs_wgan_critics import CriticMessage, CriticState, critic_totals
+from fedsink.clients.records.pool import Pool
+from fedsink.clients.records.shard import Shard
 from fedsink.privacy import CriticClip, PrivacyPlan, Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.gs_wgan import CriticRequest

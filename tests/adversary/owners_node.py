@@ -20,9 +20,9 @@ from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
 from fedsink.clients.app import app
-from fedsink.clients.ledger.database import Database, problems
 from fedsink.clients.node import close_nodes
-from fedsink.clients.replies import unseal
+from fedsink.clients.owner.ledger.database import Database, problems
+from fedsink.clients.owner.replies import unseal
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective
 from fedsink.protocol.failure_codes import MEANING, REFUSED

@@ -24,10 +24,10 @@ from flwr.common.serde import recorddict_to_proto
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients import dp_sinkhorn, gs_wgan, privatize_once
-from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.answers import dp_sinkhorn, gs_wgan, privatize_once
 from fedsink.clients.node import close_nodes
-from fedsink.clients.shard import Shard
+from fedsink.clients.owner.ledger.ledger import Ledger
+from fedsink.clients.records.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_requests

@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 
-from fedsink.clients.central import central_charge
-from fedsink.clients.ledger.charge import Budget, Charge, Use
-from fedsink.clients.ledger.database import Database, problems
-from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.answers.central import central_charge
 from fedsink.clients.node import close_nodes
+from fedsink.clients.owner.ledger.charge import Budget, Charge, Use
+from fedsink.clients.owner.ledger.database import Database, problems
+from fedsink.clients.owner.ledger.ledger import Ledger
 from fedsink.errors import BudgetError, LedgerError, ReleaseRefusedError
 from fedsink.privacy import PrivacyPlan
 from fedsink.protocol.failure_codes import FAILED, REFUSED

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fedsink.clients import node
-from fedsink.clients.ledger import ledger
-from fedsink.clients.states import State
+from fedsink.clients.owner.ledger import ledger
+from fedsink.clients.owner.states import State
 from fedsink.errors import RunTakenError
 from fedsink.protocol.failure_codes import FAILED, MALFORMED, RUN_TAKEN
 

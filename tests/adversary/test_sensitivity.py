@@ -12,7 +12,7 @@ import pytest
 import torch
 from fedsink_papers.parameter_gradient.request import ParameterRequest
 
-from fedsink.clients.shard import Shard
+from fedsink.clients.records.shard import Shard
 from fedsink.privacy import BatchClip, Clipped, PrivacyPlan, RecordClip, Stream, domain
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MALFORMED

@@ -15,7 +15,7 @@ import torch
 import fedsink
 from fedsink.clients.node import close_nodes
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.pages.page import number
+from fedsink.results.pages.page import number
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +166,8 @@ def test_fid_by_the_weights_of_a_file_stands_in_the_figures_and_in_the_report(
     """A network of random weights on small pictures, in the format of torchvision's file."""
     from torchvision.models import inception_v3
 
-    monkeypatch.setattr("fedsink.evaluation.inception.INCEPTION_FEATURES", 30)
-    monkeypatch.setattr("fedsink.evaluation.inception.SIDE", 75)
+    monkeypatch.setattr("fedsink.results.evaluation.inception.INCEPTION_FEATURES", 30)
+    monkeypatch.setattr("fedsink.results.evaluation.inception.SIDE", 75)
     torch.manual_seed(0)
     weights = inception_v3(weights=None, init_weights=False).state_dict()
     # Untrained layers would make every feature of every picture zero.

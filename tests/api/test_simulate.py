@@ -32,7 +32,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.medium
 def test_it_is_the_run_of_the_command(tmp_path: Path) -> None:
-    from fedsink.cli import main
+    from fedsink.commands.cli import main
 
     run = fedsink.simulate(SMALL, mode="central", strategy={"rows": 40}, folder="ours {é}, 1")
     keys = [f"{key}={value}" for key, value in SMALL.items()]

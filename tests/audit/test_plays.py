@@ -16,12 +16,12 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsink.audit.plays import Play, audit, audit_one_run
-from fedsink.clients.answer import Answer, Task
-from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
-from fedsink.clients.gs_wgan import GSWGANAnswer
-from fedsink.clients.pool import Pool
-from fedsink.clients.privatize_once import PrivatizeOnceAnswer
-from fedsink.clients.shard import Shard
+from fedsink.clients.answers.base import Answer, Task
+from fedsink.clients.answers.dp_sinkhorn import DPSinkhornAnswer
+from fedsink.clients.answers.gs_wgan import GSWGANAnswer
+from fedsink.clients.answers.privatize_once import PrivatizeOnceAnswer
+from fedsink.clients.records.pool import Pool
+from fedsink.clients.records.shard import Shard
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.privacy import (

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsink.clients.app import app, client_app, owners_settings
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.data.maps import PointBall
 from fedsink.data.sources import notes
 from fedsink.data.spec import DataSpec

@@ -12,10 +12,10 @@ import torch
 from fedsink_papers.parameter_gradient.request import ParameterRequest, architecture_of
 from torch import Tensor
 
-from fedsink.clients import pool
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.records import pool
 from fedsink.data.maps import (
     DctDirection,
     L1Ball,

@@ -12,12 +12,12 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 
-from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.ledger.account_report import report
+from fedsink.clients.owner.ledger.database import Database
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.protocol.aggregation import (
     KEYS,
     SHARES,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
-from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.owner.policy import PolicyRefusedError
 from fedsink.errors import LedgerError, RunTakenError
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
 from fedsink.secagg.parameters import Parameters, Rules

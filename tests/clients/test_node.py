@@ -15,14 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load as load_reply
 
-from fedsink.clients import dp_sinkhorn as gradient_module
 from fedsink.clients import node as node_module
-from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.answers import dp_sinkhorn as gradient_module
 from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy import PolicyRefusedError
-from fedsink.clients.policy_file import read_policy
-from fedsink.clients.replies import ReplyStore
+from fedsink.clients.owner.ledger.ledger import Ledger
+from fedsink.clients.owner.policy import PolicyRefusedError
+from fedsink.clients.owner.policy_file import read_policy
+from fedsink.clients.owner.replies import ReplyStore
 from fedsink.data import sources
 from fedsink.data.maps import PointBall
 from fedsink.data.partition import Iid
@@ -603,8 +603,8 @@ def test_a_view_of_other_records_is_refused_before_it_is_built(
     def build(view: object) -> None:
         raise AssertionError("a view was built")
 
-    monkeypatch.setattr("fedsink.clients.answer.view_from_dict", build)
-    monkeypatch.setattr("fedsink.clients.shard.view_from_dict", build)
+    monkeypatch.setattr("fedsink.clients.answers.base.view_from_dict", build)
+    monkeypatch.setattr("fedsink.clients.records.shard.view_from_dict", build)
     node = Node(settings, 0)
     request = replace(make_request(), view={"name": name, "shape": shape, "radius": 9.0})
     with pytest.raises(ValueError, match="view is for records of another shape than the data's"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.errors import ConfigError, PrivacyError
 
 SECURE = {"noise": "secure", "key_file": None}

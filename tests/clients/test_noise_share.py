@@ -14,12 +14,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients.central import central_charge
+from fedsink.clients.answers.central import central_charge
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy import PolicyRefusedError
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy import PolicyRefusedError
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.errors import BudgetError, PrivacyError, ReleaseRefusedError
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.protocol.dp_sinkhorn import GradientRequest

@@ -11,13 +11,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 
-from fedsink.clients import answers
+from fedsink.clients.answers import registry as answers
 from fedsink.clients.app import client_app
-from fedsink.clients.ledger.account_report import refusals, report
-from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.ledger.account_report import refusals, report
+from fedsink.clients.owner.ledger.database import Database
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.data.partition import Iid
 from fedsink.errors import ConfigError
 from fedsink.protocol.dp_sinkhorn import GradientRequest

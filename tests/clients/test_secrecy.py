@@ -15,9 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.clients.dp_sinkhorn import client_gradient, gradients_at_fixed_work, record_sums
-from fedsink.clients.pool import Batch, Pool
-from fedsink.clients.shard import Shard
+from fedsink.clients.answers.dp_sinkhorn import (
+    client_gradient,
+    gradients_at_fixed_work,
+    record_sums,
+)
+from fedsink.clients.records.pool import Batch, Pool
+from fedsink.clients.records.shard import Shard
 from fedsink.privacy import Stream, domain
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.requests import pack_replies

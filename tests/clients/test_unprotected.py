@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
+from fedsink.clients.answers.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy import PolicyRefusedError
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy import PolicyRefusedError
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import JointSchedule, UnprotectedPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_requests

@@ -31,8 +31,8 @@ def small(*keys: str) -> list[str]:
 _MANY = """
 import contextlib, io, json, os, sys, traceback
 from pathlib import Path
-import fedsink.simulation.simulated_run, fedsink.pages.report_page, hydra
-from fedsink.cli import main
+import fedsink.simulation.simulated_run, fedsink.results.pages.report_page, hydra
+from fedsink.commands.cli import main
 
 def outcome(folder, arguments):
     os.makedirs(folder, exist_ok=True)

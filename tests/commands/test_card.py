@@ -18,7 +18,7 @@ import yaml
 from huggingface_hub import ModelCard
 from PIL import Image
 
-from fedsink.pages.page import number
+from fedsink.results.pages.page import number
 from fedsink.server.finished import open_run
 
 from .conftest import Finished, Played, run_many

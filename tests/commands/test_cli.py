@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedsink import __version__
-from fedsink.cli import main, usage
 from fedsink.commands import ALONE, COMMANDS, NEEDS
+from fedsink.commands.cli import main, usage
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.server.loop import InterruptedRunError
 
@@ -41,7 +41,9 @@ def test_help_marks_what_fedsink_core_lacks(
     monkeypatch: pytest.MonkeyPatch, absent: tuple[str, ...], start: str
 ) -> None:
     assert "\n *" not in usage()
-    monkeypatch.setattr("fedsink.cli.find_spec", lambda name: None if name in absent else name)
+    monkeypatch.setattr(
+        "fedsink.commands.cli.find_spec", lambda name: None if name in absent else name
+    )
     marked = [name for name in COMMANDS if f"\n *{name} " in usage()]
     assert marked == [name for name in COMMANDS if NEEDS.get(name) in absent]
     assert "\n *needs more than fedsink-core, which is installed here, and says what\n" in usage()
@@ -81,7 +83,7 @@ def test_every_command_explains_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nothing"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     script = (
-        "import sys\nfrom fedsink.cli import main\n"
+        "import sys\nfrom fedsink.commands.cli import main\n"
         f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
         "heavy = {'torch', 'hydra', 'flwr', 'ray', 'numpy', 'omegaconf'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"

@@ -118,6 +118,6 @@ def test_no_control_character_of_a_received_run_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     table = SimpleNamespace(write=lambda path: None, text=lambda: "a\x1b[2J\nb")
-    monkeypatch.setattr("fedsink.pages.compare_page.Comparison.of", lambda named: table)
+    monkeypatch.setattr("fedsink.results.pages.compare_page.Comparison.of", lambda named: table)
     assert run([f"run={tmp_path}"]) == 0
     assert capsys.readouterr().out.startswith("a\\x1b[2J\nb\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.cli import main
+from fedsink.commands.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEYS = ("clients=2", "rounds=20", "eps=5")
@@ -219,7 +219,7 @@ def test_a_stopped_run_is_submitted_again_without_its_configuration(
 _INTERRUPTED = """
 import sys
 import fedsink.deployment.submission
-from fedsink.cli import main
+from fedsink.commands.cli import main
 flwr = sys.argv[-1]
 fedsink.deployment.submission._PENDING = 0.1
 fedsink.deployment.submission._flwr = lambda: flwr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.cli import main
+from fedsink.commands.cli import main
 from fedsink.commands.hydra_keys import overrides, quoted
 from fedsink.conf.loading import composed
 from fedsink.errors import ConfigError

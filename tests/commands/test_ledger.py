@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.clients.central import central_charge
-from fedsink.clients.ledger.charge import Budget, Use
-from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.answers.central import central_charge
+from fedsink.clients.owner.ledger.charge import Budget, Use
+from fedsink.clients.owner.ledger.ledger import Ledger
 from fedsink.commands.ledger import run
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip

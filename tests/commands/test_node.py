@@ -25,10 +25,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Context, Message, RecordDict
 
-from fedsink.cli import main
 from fedsink.clients.app import app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.runner_process import SURROUNDINGS, RunnerProcess
+from fedsink.commands.cli import main
 from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
 from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import become

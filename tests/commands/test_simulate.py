@@ -13,7 +13,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from fedsink.cli import main
+from fedsink.commands.cli import main
 from fedsink.commands.simulate import run as simulate
 
 from .conftest import SMALL, Command, Finished, Outcome, run_many, run_once, small

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsink.cli import main
+from fedsink.commands.cli import main
 from fedsink.conf.acting import compose_config
 from fedsink.conf.loading import choices
 from fedsink.server.folder import RunFolder, stored_config

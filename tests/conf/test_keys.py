@@ -23,10 +23,10 @@ from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings
 from fedsink.simulation.experiment import Experiment
 from fedsink.simulation.run_identity import RunIdentity
+from fedsink.strategies.base.trainer import OptimizerSettings
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.strategies.privatize_once import PrivatizeOnceSettings
-from fedsink.strategies.trainer import OptimizerSettings
 
 from .conftest import CONF, FOLDERS
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.database import Database
+from fedsink.clients.owner.ledger.account_report import report
+from fedsink.clients.owner.ledger.database import Database
 
 from .test_demo import DEMO, left_over, pytestmark  # noqa: F401 (the same needs)
 

@@ -78,7 +78,7 @@ print(json.dumps(refused))
 
 _COMMANDS = """
 import contextlib, io
-from fedsink.cli import main
+from fedsink.commands.cli import main
 
 outcomes = {}
 for words in json.loads(sys.argv[1]):
@@ -253,7 +253,7 @@ def test_a_node_answers_with_the_extra(tmp_path: Path) -> None:
     config = f'{{"policy": "{policy}", "partition-id": 0, "num-partitions": 1}}'
     done = without(_ANSWER, config, str(tmp_path / "message"))
     assert done.returncode == 0, done.stderr
-    shown = without("from fedsink.cli import main\nmain(['ledger', 'show', sys.argv[1]])",
+    shown = without("from fedsink.commands.cli import main\nmain(['ledger', 'show', sys.argv[1]])",
                     f"policy={policy}")  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     assert "1 of 50" in shown.stdout

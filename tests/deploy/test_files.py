@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.commands.node import _read
 
 DEPLOY = Path(__file__).resolve().parent.parent.parent / "deploy"
@@ -93,7 +93,9 @@ def test_the_image_is_the_nodes_distribution_without_root() -> None:
     assert 'ENTRYPOINT ["/opt/fedsink/bin/fedsink", "node"]' in lines
     assert any('"./packages/core[node,secure]"' in line for line in lines)
     core = DEPLOY.parent / "packages" / "core" / "pyproject.toml"
-    assert tomllib.loads(core.read_text())["project"]["scripts"] == {"fedsink": "fedsink.cli:main"}
+    assert tomllib.loads(core.read_text())["project"]["scripts"] == {
+        "fedsink": "fedsink.commands.cli:main"
+    }
 
 
 @pytest.mark.parametrize("image", ["node", "superlink"])

@@ -17,9 +17,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor
 
-from fedsink.clients.gate import round_digests
-from fedsink.clients.ledger.database import Database
-from fedsink.clients.replies import ReplyStore
+from fedsink.clients.owner.gate import round_digests
+from fedsink.clients.owner.ledger.database import Database
+from fedsink.clients.owner.replies import ReplyStore
 from fedsink.deployment.deployed_run import deployed_settings
 from fedsink.models import load
 from fedsink.protocol.exchange import Exchange, Reduction, Sum

@@ -92,7 +92,8 @@ import os
 import signal
 import sys
 
-from fedsink import cli, flower_internals
+from fedsink import flower_internals
+from fedsink.commands import cli
 
 uploads = 0
 

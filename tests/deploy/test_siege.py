@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
-from fedsink.clients.gate import round_digests
-from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.database import Database, problems
-from fedsink.clients.replies import ReplyStore
+from fedsink.clients.owner.gate import round_digests
+from fedsink.clients.owner.ledger.account_report import report
+from fedsink.clients.owner.ledger.database import Database, problems
+from fedsink.clients.owner.replies import ReplyStore
 from fedsink.models import load
 
 from ..support.processes import children, gone, runners

@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedsink.clients.app import app as client
-from fedsink.clients.ledger.account_report import report
-from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
+from fedsink.clients.owner.ledger.account_report import report
+from fedsink.clients.owner.ledger.database import Database
 from fedsink.commands.ledger import run as owner_ledger
 from fedsink.conf.acting import compose_config
 from fedsink.deployment.deployed_run import app as server
@@ -30,9 +30,9 @@ from fedsink.errors import (
 )
 from fedsink.files import write_atomic
 from fedsink.protocol.signing import NodeIdentityKey
+from fedsink.results.verification import SIGNED, verdict_on
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, stored_config
-from fedsink.server.verification import SIGNED, verdict_on
 from fedsink.simulation.grid import client_of, node_of
 from fedsink.simulation.simulated_run import start
 from fedsink.simulation.virtual_clients import LocalGrid

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedsink.clients.answers import ANSWERS
-from fedsink.clients.ledger.charge import Budget
-from fedsink.clients.policy_file import WORDS, read_policy
+from fedsink.clients.answers.registry import ANSWERS
+from fedsink.clients.owner.ledger.charge import Budget
+from fedsink.clients.owner.policy_file import WORDS, read_policy
 from fedsink.errors import ConfigError
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "policy.md").read_text()

@@ -23,8 +23,8 @@ from fedsink.audit.plays import audit
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
-from fedsink.clients.shard import Shard
+from fedsink.clients.owner.policy_file import read_policy
+from fedsink.clients.records.shard import Shard
 from fedsink.commands.audit import run as run_audit
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError

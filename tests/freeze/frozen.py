@@ -51,7 +51,7 @@ class Outcome:
 
 def play(line: str, folder: Path) -> Outcome:
     """Runs `fedsink LINE` in this process, in a folder that is also its home."""
-    from fedsink.cli import main
+    from fedsink.commands.cli import main
 
     names = ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "FLWR_HOME")
     before, here = {name: os.environ.get(name) for name in names}, Path.cwd()

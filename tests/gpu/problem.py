@@ -7,10 +7,10 @@ from fedsink_papers.parameter_gradient.answer import parameter_total
 from fedsink_papers.parameter_gradient.request import ParameterRequest, architecture_of
 from torch import Tensor
 
-from fedsink.clients.dp_sinkhorn import client_totals
-from fedsink.clients.pool import Pool
-from fedsink.clients.privatize_once import privatize
-from fedsink.clients.shard import Shard
+from fedsink.clients.answers.dp_sinkhorn import client_totals
+from fedsink.clients.answers.privatize_once import privatize
+from fedsink.clients.records.pool import Pool
+from fedsink.clients.records.shard import Shard
 from fedsink.data.maps import DctDirection
 from fedsink.data.views import view_from_dict
 from fedsink.models import build

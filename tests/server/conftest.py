@@ -20,10 +20,10 @@ from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.virtual_clients import LocalGrid
+from fedsink.strategies.base.trainer import OptimizerSettings
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings
 from fedsink.strategies.privatize_once import PrivatizeOnceSettings
-from fedsink.strategies.trainer import OptimizerSettings
 
 from ..support.tiny import with_secret_key
 

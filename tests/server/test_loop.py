@@ -20,7 +20,7 @@ from fedsink.server import checkpoint, loop
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError, Interruption, LoopSettings, train
 from fedsink.server.running import ServerSettings, build_strategy, run_server
-from fedsink.strategies.round_strategy import RoundStrategy
+from fedsink.strategies.base.round_strategy import RoundStrategy
 
 Grids = Callable[[str], Any]
 Settings = Callable[..., ServerSettings]

@@ -112,7 +112,7 @@ def test_a_run_says_stores_and_keeps_what_was_taken(
     # On a machine where auto would take another engine, the run continues with its first one.
     (run / "metrics.json").unlink()
     monkeypatch.setattr("fedsink.simulation.engine.usable_cores", lambda: 64)
-    monkeypatch.setattr("fedsink.strategies.central_strategy.CentralSettings.many_clients", 1)
+    monkeypatch.setattr("fedsink.strategies.base.central_strategy.CentralSettings.many_clients", 1)
     assert resume(run) == run
     assert yaml.safe_load((run / "config.yaml").read_text()) == stored
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import fedsink
-from fedsink.cli import main
+from fedsink.commands.cli import main
 from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.data import sources
@@ -37,8 +37,8 @@ from fedsink.privacy import (
     Stream,
     UnprotectedPlan,
 )
+from fedsink.results.verification import CONSISTENT, UNPROTECTED, verdict_on
 from fedsink.server.folder import RunFolder
-from fedsink.server.verification import CONSISTENT, UNPROTECTED, verdict_on
 from fedsink.simulation.experiment import Experiment
 from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.simulated_run import start

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedsink.data.spec import DataSpec
-from fedsink.evaluation import exact_w2, suites
-from fedsink.evaluation.suites import FastFigures, nearest_mean_accuracy
 from fedsink.models import Observation, build
+from fedsink.results.evaluation import exact_w2, suites
+from fedsink.results.evaluation.suites import FastFigures, nearest_mean_accuracy
 from fedsink.server.finished import FinishedRun
 from fedsink.server.folder import RunFolder
 from fedsink.simulation import run_figures

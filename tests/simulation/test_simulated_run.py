@@ -14,14 +14,14 @@ import yaml
 from PIL import Image
 
 from fedsink.clients.node import Node
-from fedsink.clients.pool import Pool
-from fedsink.clients.shard import Shard
+from fedsink.clients.records.pool import Pool
+from fedsink.clients.records.shard import Shard
 from fedsink.conf.acting import compose_config
 from fedsink.data.sources import SOURCES, Split, forget
 from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ClientError, ConfigError, DataError, FedsinkError
-from fedsink.pages.model_card import model_card
 from fedsink.privacy import PrivacyPlan, SecretKey
+from fedsink.results.pages.model_card import model_card
 from fedsink.server.finished import finished_record
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.experiment import Experiment

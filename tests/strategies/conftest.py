@@ -18,10 +18,10 @@ from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.simulation.grid import node_of
 from fedsink.simulation.virtual_clients import LocalGrid
+from fedsink.strategies.base.trainer import OptimizerSettings
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings, DPSinkhornStrategy
 from fedsink.strategies.privatize_once import PrivatizeOnce, PrivatizeOnceSettings
-from fedsink.strategies.trainer import OptimizerSettings
 
 from ..support.tiny import CLASSES, RECORDS, SIZE, points, tiny_clients
 

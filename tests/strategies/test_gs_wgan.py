@@ -11,8 +11,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
+from fedsink.clients.answers.gs_wgan_critics import CriticMessage, CriticState, Parts, critic_totals
 from fedsink.clients.app import client_app
-from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, Parts, critic_totals
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
@@ -44,9 +44,9 @@ from fedsink.protocol.gs_wgan import CriticRequest, Critics
 from fedsink.protocol.requests import pack_replies, unpack_replies
 from fedsink.simulation.grid import client_of
 from fedsink.simulation.virtual_clients import LocalGrid
+from fedsink.strategies.base.trainer import OptimizerSettings
 from fedsink.strategies.gs_wgan import GSWGANSettings, GSWGANStrategy, gs_wgan_epsilon
 from fedsink.strategies.methods import settings_of
-from fedsink.strategies.trainer import OptimizerSettings
 
 from ..support.models import weights
 from ..support.playing import play

@@ -8,9 +8,9 @@ from fedsink_papers.parameter_gradient.answer import ParameterGradientAnswer
 from fedsink_papers.parameter_gradient.request import ParameterRequest
 from torch import Tensor
 
-from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
+from fedsink.clients.answers.dp_sinkhorn import DPSinkhornAnswer
+from fedsink.clients.answers.privatize_once import PrivatizeOnceAnswer
 from fedsink.clients.node import Node
-from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 

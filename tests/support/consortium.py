@@ -10,10 +10,10 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from fedsink.clients.app import client_app
-from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.ledger.database import Database
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.privacy.integer_gaussian import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange

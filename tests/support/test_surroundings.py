@@ -65,7 +65,7 @@ LEFT_BEHIND = ("runs", "site", "dist", "build", "multirun")
 FILES = (
     "tests/test_layout.py", "tests/test_claims.py", "tests/docs/test_map.py",
     "tests/commands/test_cli.py", "tests/conf/test_loading.py", "tests/server/test_folder.py",
-    "tests/clients/test_dp_sinkhorn.py",
+    "tests/clients/answers/test_dp_sinkhorn.py",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.shard import Shard
+from fedsink.clients.records.shard import Shard
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import SecretKey

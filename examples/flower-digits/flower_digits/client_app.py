@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.owner.policy_file import read_policy
 from fedsink.data.partition import Iid
 from fedsink.files import write_once
 

@@ -11,8 +11,8 @@ The algorithm in the paper's order, and the place that computes each step:
 | 5 | backpropagate the gradient at X into θ (line 9), one step of the optimiser | `Trainer.step` |
 
 S is 2Δ (`clip=record`: Δ). `configure_train` is steps 1 and 2, and asks the clients for step 3
-(`fedsink/clients/dp_sinkhorn.py`); `aggregate_train` is steps 4 and 5. Only step 3 sees private
-records: the steps after it are post-processing.
+(`fedsink/clients/answers/dp_sinkhorn.py`); `aggregate_train` is steps 4 and 5. Only step 3 sees
+private records: the steps after it are post-processing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from fedsink.privacy import ClassSchedule, JointSchedule
 from fedsink.privacy.clips import CLIPS, ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective, checked, packed_requests
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.strategies.central_statement import SampleOfRecords
-from fedsink.strategies.central_strategy import (
+from fedsink.strategies.base.central_statement import SampleOfRecords
+from fedsink.strategies.base.central_strategy import (
     CentralRounds,
     CentralSettings,
     central_plan,

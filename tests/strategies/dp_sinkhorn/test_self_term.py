@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsink.clients.dp_sinkhorn import client_gradient
-from fedsink.clients.shard import Shard
+from fedsink.clients.answers.dp_sinkhorn import client_gradient
+from fedsink.clients.records.shard import Shard
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective

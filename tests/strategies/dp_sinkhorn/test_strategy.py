@@ -10,11 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from scipy import stats
 from torch import Tensor
 
+from fedsink.clients.answers.dp_sinkhorn import client_gradient
 from fedsink.clients.app import client_app
-from fedsink.clients.dp_sinkhorn import client_gradient
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_cohort import NodeCohort
-from fedsink.clients.shard import Shard
+from fedsink.clients.records.shard import Shard
 from fedsink.data.partition import Unequal, partition
 from fedsink.data.sources import forget, load
 from fedsink.data.spec import DataSpec

@@ -19,16 +19,16 @@ from opacus import GradSampleModule
 from torch import Tensor
 
 from fedsink.clients import node_cohort
+from fedsink.clients.answers.dp_sinkhorn import DPSinkhornAnswer, client_batch_gradients
 from fedsink.clients.app import client_app
-from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer, client_batch_gradients
-from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.clients.policy import PolicyRefusedError
-from fedsink.clients.policy_file import read_policy
-from fedsink.clients.pool import Pool
-from fedsink.clients.shard import Shard
+from fedsink.clients.owner.ledger.ledger import Ledger
+from fedsink.clients.owner.policy import PolicyRefusedError
+from fedsink.clients.owner.policy_file import read_policy
+from fedsink.clients.records.pool import Pool
+from fedsink.clients.records.shard import Shard
 from fedsink.data.partition import Dirichlet
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models import Generator, build

@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-from tests.evaluation.conftest import _one_thread, few_epochs  # noqa: F401
+from tests.results.evaluation.conftest import _one_thread, few_epochs  # noqa: F401

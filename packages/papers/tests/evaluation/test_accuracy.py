@@ -9,8 +9,8 @@ from fedsink_papers.evaluation.accuracy import accuracy_figures, calibrated
 from fedsink_papers.evaluation.columns import Figure, Spread
 
 from fedsink.errors import DataError
-from fedsink.evaluation.classifiers import train_nearest_class_mean
-from fedsink.evaluation.sets import HeldOut, TrainingSet
+from fedsink.results.evaluation.classifiers import train_nearest_class_mean
+from fedsink.results.evaluation.sets import HeldOut, TrainingSet
 from tests.support.clouds import blobs
 
 SIMPLE = {"nearest_class_mean": train_nearest_class_mean}

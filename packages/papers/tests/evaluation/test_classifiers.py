@@ -19,9 +19,9 @@ from fedsink_papers.evaluation.classifiers import (
 )
 
 from fedsink.errors import DataError
-from fedsink.evaluation.classifiers import FAST, Classic, train_nearest_class_mean
-from fedsink.evaluation.networks import HOLD_OUT, MAX_EPOCHS, PATIENCE
-from fedsink.evaluation.sets import HeldOut, TrainingSet
+from fedsink.results.evaluation.classifiers import FAST, Classic, train_nearest_class_mean
+from fedsink.results.evaluation.networks import HOLD_OUT, MAX_EPOCHS, PATIENCE
+from fedsink.results.evaluation.sets import HeldOut, TrainingSet
 from tests.support.clouds import blobs
 
 BOTH = ("ours", "published")
@@ -214,7 +214,7 @@ def test_reports_what_it_fits():
 def classifier():
     data = TrainingSet.of(blobs(300, 0), classes=3, origin="real training")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsink.evaluation.networks.MAX_EPOCHS", 40)
+        patch.setattr("fedsink.results.evaluation.networks.MAX_EPOCHS", 40)
         return train_real_classifier(data, seed=0)
 
 
@@ -260,7 +260,7 @@ def test_label_consistency_follows_the_labels(classifier):
 
 @pytest.mark.medium
 def test_the_seed_decides_a_real_classifier_and_no_global_generator_moves(monkeypatch):
-    monkeypatch.setattr("fedsink.evaluation.networks.MAX_EPOCHS", 40)
+    monkeypatch.setattr("fedsink.results.evaluation.networks.MAX_EPOCHS", 40)
     data = TrainingSet.of(blobs(60, 0), classes=3, origin="real training")
     before = torch.get_rng_state()
     probe = blobs(20, 5)[0]

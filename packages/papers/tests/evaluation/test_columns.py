@@ -5,7 +5,7 @@ import math
 import pytest
 from fedsink_papers.evaluation.columns import Columns, Figure, Spread
 
-from fedsink.evaluation.sets import TrainingSet
+from fedsink.results.evaluation.sets import TrainingSet
 from tests.support.clouds import blobs
 
 

@@ -14,7 +14,7 @@ from fedsink_papers.evaluation.dpimagebench import (
 )
 
 from fedsink.errors import ConfigError
-from fedsink.evaluation.sets import TrainingSet
+from fedsink.results.evaluation.sets import TrainingSet
 
 
 def images(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

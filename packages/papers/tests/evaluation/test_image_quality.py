@@ -10,7 +10,7 @@ from fedsink_papers.evaluation.image_quality import (
 )
 
 from fedsink.errors import DataError, ModelError
-from fedsink.evaluation.sets import HeldOut, TrainingSet, class_mean_set, shuffled
+from fedsink.results.evaluation.sets import HeldOut, TrainingSet, class_mean_set, shuffled
 from tests.support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")

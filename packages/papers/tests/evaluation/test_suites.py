@@ -10,8 +10,8 @@ from fedsink_papers.evaluation.classifiers import PAPER as PAPER_NAMES
 from fedsink_papers.evaluation.classifiers import classifier_set
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.evaluation import Options, evaluate
-from fedsink.evaluation.neighbours import memorisation
+from fedsink.results.evaluation import Options, evaluate
+from fedsink.results.evaluation.neighbours import memorisation
 from tests.support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")

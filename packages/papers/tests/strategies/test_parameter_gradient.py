@@ -13,7 +13,7 @@ from fedsink_papers.parameter_gradient.request import ParameterReply, ParameterR
 from fedsink_papers.parameter_gradient.strategy import ParameterGradient, ParameterGradientSettings
 from flwr.app import Message
 
-from fedsink.clients.shard import Shard
+from fedsink.clients.records.shard import Shard
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec

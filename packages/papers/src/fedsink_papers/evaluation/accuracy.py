@@ -6,15 +6,15 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
-from fedsink.evaluation.downstream import FLOOR_IMAGES, scores
-from fedsink.evaluation.sets import (
+from fedsink.reporting.displays import duration
+from fedsink.results.evaluation.downstream import FLOOR_IMAGES, scores
+from fedsink.results.evaluation.sets import (
     ClassifierTrainer,
     HeldOut,
     Report,
     TrainingSet,
     class_mean_set,
 )
-from fedsink.reporting.displays import duration
 from fedsink_papers.evaluation.columns import Columns, Draw, Figure, Spread
 
 

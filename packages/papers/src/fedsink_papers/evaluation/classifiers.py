@@ -20,8 +20,9 @@ from torch.nn import functional
 from torch.nn.utils import skip_init
 
 from fedsink.errors import DataError
-from fedsink.evaluation.classifiers import LOGREG, Classic, train_nearest_class_mean
-from fedsink.evaluation.networks import (
+from fedsink.models.layers import initialise
+from fedsink.results.evaluation.classifiers import LOGREG, Classic, train_nearest_class_mean
+from fedsink.results.evaluation.networks import (
     CNN_BUDGET,
     DROPOUT,
     PREDICTION_BATCH,
@@ -34,9 +35,8 @@ from fedsink.evaluation.networks import (
     train_epoch,
     train_mlp,
 )
-from fedsink.evaluation.sets import Classifier, ClassifierTrainer, Report, TrainingSet
-from fedsink.evaluation.suites import ClassifierChoice, ClassifierSet
-from fedsink.models.layers import initialise
+from fedsink.results.evaluation.sets import Classifier, ClassifierTrainer, Report, TrainingSet
+from fedsink.results.evaluation.suites import ClassifierChoice, ClassifierSet
 
 LENET_EPOCHS = 50
 LENET_SMALLEST = 12

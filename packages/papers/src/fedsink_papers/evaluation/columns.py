@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from fedsink.evaluation.sets import Report, TrainingSet
+from fedsink.results.evaluation.sets import Report, TrainingSet
 
 Draw = Callable[[int, int], TrainingSet]
 """A size and a seed to that many images, or to as many as there are."""

@@ -23,10 +23,10 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 from fedsink.errors import ConfigError
-from fedsink.evaluation.networks import logits
-from fedsink.evaluation.sets import Classifier, Labelled, Report, TrainingSet
-from fedsink.evaluation.suites import ClassifierChoice, ClassifierSet
 from fedsink.reporting.displays import duration
+from fedsink.results.evaluation.networks import logits
+from fedsink.results.evaluation.sets import Classifier, Labelled, Report, TrainingSet
+from fedsink.results.evaluation.suites import ClassifierChoice, ClassifierSet
 
 EPOCHS, BATCH, RATE, EVERY, FACTOR, DECAY = 50, 256, 0.01, 20, 0.2, 0.9999
 LEFT_OUT = 1 / 12

@@ -8,10 +8,14 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from fedsink.errors import DataError, ModelError
-from fedsink.evaluation.distances import frechet_distance, sliced_w2, subsample
-from fedsink.evaluation.inception import INCEPTION_FEATURES, inception_features, load_inception
-from fedsink.evaluation.neighbours import memorisation
-from fedsink.evaluation.sets import HeldOut, Report, TrainingSet, class_mean_set, shuffled
+from fedsink.results.evaluation.distances import frechet_distance, sliced_w2, subsample
+from fedsink.results.evaluation.inception import (
+    INCEPTION_FEATURES,
+    inception_features,
+    load_inception,
+)
+from fedsink.results.evaluation.neighbours import memorisation
+from fedsink.results.evaluation.sets import HeldOut, Report, TrainingSet, class_mean_set, shuffled
 from fedsink_papers.evaluation.classifiers import label_consistency, train_real_classifier
 from fedsink_papers.evaluation.columns import Columns, Draw, Figure, Spread
 from fedsink_papers.evaluation.inception_score import SPLITS, inception_score, score_of_splits

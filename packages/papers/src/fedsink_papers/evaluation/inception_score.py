@@ -7,7 +7,7 @@ import statistics
 import torch
 from torch import Tensor
 
-from fedsink.evaluation.sets import shuffled
+from fedsink.results.evaluation.sets import shuffled
 
 SPLITS = 10
 """Parts of the published score."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsink.evaluation.neighbours import distance_blocks, nearest
+from fedsink.results.evaluation.neighbours import distance_blocks, nearest
 
 NEIGHBOURS = 5
 

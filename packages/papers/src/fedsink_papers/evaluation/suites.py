@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from fedsink.errors import ConfigError
-from fedsink.evaluation.classifiers import FAST
-from fedsink.evaluation.distances import label_histogram
-from fedsink.evaluation.inception import load_inception
-from fedsink.evaluation.networks import limit_threads
-from fedsink.evaluation.sets import ClassifierTrainer, HeldOut, Labelled, TrainingSet
-from fedsink.evaluation.suites import CLASSIFIERS, Draw, Options
 from fedsink.reporting.displays import format_table
+from fedsink.results.evaluation.classifiers import FAST
+from fedsink.results.evaluation.distances import label_histogram
+from fedsink.results.evaluation.inception import load_inception
+from fedsink.results.evaluation.networks import limit_threads
+from fedsink.results.evaluation.sets import ClassifierTrainer, HeldOut, Labelled, TrainingSet
+from fedsink.results.evaluation.suites import CLASSIFIERS, Draw, Options
 from fedsink_papers.evaluation.accuracy import accuracy_figures, calibrated
 from fedsink_papers.evaluation.classifiers import AT_MOST, OURS, PAPER, classifier_set
 from fedsink_papers.evaluation.columns import Figure
@@ -106,7 +106,7 @@ class SuiteFigures:
 def measure(
     suite: str, draw: Draw, train: Labelled, test: Labelled, options: Options
 ) -> SuiteFigures:
-    """`fedsink.evaluation.evaluate` of "paper" and "full"."""
+    """`fedsink.results.evaluation.evaluate` of "paper" and "full"."""
     if suite == "paper" and not options.conditional:
         raise ConfigError(
             "suite=paper trains classifiers, but the generator is unconditional and draws no "

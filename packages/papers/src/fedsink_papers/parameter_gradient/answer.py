@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import BatchedAnswer, Neighbours, Task, check_classes, check_view
-from fedsink.clients.central import CentralAnswer
-from fedsink.clients.dp_sinkhorn import (
+from fedsink.clients.answers.base import BatchedAnswer, Neighbours, Task, check_classes, check_view
+from fedsink.clients.answers.central import CentralAnswer
+from fedsink.clients.answers.dp_sinkhorn import (
     DPSinkhornAnswer,
     alike,
     client_batch_gradients,
     refuse_other_view,
 )
-from fedsink.clients.policy import Policy
-from fedsink.clients.pool import Pool
-from fedsink.clients.shard import Shard
+from fedsink.clients.owner.policy import Policy
+from fedsink.clients.records.pool import Pool
+from fedsink.clients.records.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.models.weights import Pullback
 from fedsink.privacy import BatchClip, PrivacyPlan, Stream

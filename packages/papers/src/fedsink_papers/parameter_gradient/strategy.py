@@ -22,8 +22,8 @@ from fedsink.models.weights import flat_weights
 from fedsink.privacy import LOCAL_NOISE, BatchClip
 from fedsink.privacy.clips import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content
-from fedsink.strategies.central_statement import SampleOfRecords
-from fedsink.strategies.central_strategy import signal_to_noise
+from fedsink.strategies.base.central_statement import SampleOfRecords
+from fedsink.strategies.base.central_strategy import signal_to_noise
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows
 from fedsink.strategies.dp_sinkhorn.self_term import History, self_term
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhornSettings, DPSinkhornStrategy

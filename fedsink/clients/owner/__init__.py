@@ -1,0 +1,1 @@
+"""What an owner decides, and what a node remembers: policy, ledger, replies, states."""

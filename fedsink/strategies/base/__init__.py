@@ -1,0 +1,1 @@
+"""What methods stand on: rounds, the central mode and its statement, training."""
