@@ -67,7 +67,13 @@ def find_loss(losses: Registry[type[L]], key: str, name: object, kind: type[L]) 
         found: Any = losses.find(name)
         if isinstance(found, type) and issubclass(found, kind):
             return found
-    fitting = sorted(n for n in losses if issubclass(losses[n], kind))
+        if not isinstance(found, type):
+            raise ConfigError(
+                f"{key}={name!r} is {found!r}, and a loss is a class that derives from "
+                f"{kind.__name__}."
+            )
+    classes: Any = {n: losses[n] for n in losses}
+    fitting = sorted(n for n, c in classes.items() if isinstance(c, type) and issubclass(c, kind))
     raise ConfigError(
         f"{key}={name!r} is unknown; choose one of {', '.join(fitting)}."
         f"{did_you_mean(str(name), fitting)}"
@@ -87,7 +93,9 @@ class LocalLoss(Loss):
     """A loss of the local mode. It sees privatized records alone: nothing that it does costs ε.
 
     Args:
-        settings: public parameters of the run.
+        settings: public parameters of the run: `settings.plan.image_mechanism` is the noise of the
+            records (to `privatize` generated points costs no ε), `settings.transport` cost and
+            solver of Sinkhorn, `settings.effective_lam` its λ.
 
     Attributes:
         instead: what computes it instead of Sinkhorn's iterations, "exact transport" for instance;
@@ -119,7 +127,8 @@ class LocalLoss(Loss):
     @classmethod
     def statement(cls, settings: PrivatizeOnceSettings) -> dict[str, Any]:
         """Returns what privacy.json says of the loss beside its name and λ, its cost at least."""
-        return {"cost": cls.cost(settings)}
+        own = cls.value is not LocalLoss.value
+        return {"cost": f"that of {cls.__qualname__}" if own else cls.cost(settings)}
 
     def targets(self, values: Tensor) -> Tensor:
         """Returns the records (N, D) that the generator is compared with."""
@@ -142,17 +151,38 @@ class LocalLoss(Loss):
         A loss overrides this, or `__call__` where it knows its gradient.
 
         Args:
-            x: generated points, (S, n, D).
+            x: generated points, (S, n, D): S strata by the randomized label, 1 without labels.
             y: privatized records, as `targets` returned them, (S, n, D).
-            stream: public randomness.
+            stream: public randomness. Draw from it alone, as `stream.normal(n, d)`: what torch
+                draws would be other numbers in a run that is continued.
+
+        Returns:
+            One number that depends on x through autograd.
         """
         raise NotImplementedError
 
     def __call__(self, points: Tensor, targets: Tensor, stream: Stream) -> LossGradient:
         """Returns value and gradient at the points; the arguments are those of `value`."""
         x = points.detach().requires_grad_()
-        value = self.value(x, targets.to(x.device), stream)
-        (gradient,) = torch.autograd.grad(value, x)
+        value: Any = self.value(x, targets.to(x.device), stream)
+        one = isinstance(value, Tensor) and value.numel() == 1
+        gradient = None
+        if one and value.requires_grad:
+            (gradient,) = torch.autograd.grad(value.sum(), x, allow_unused=True)
+        if gradient is None:
+            found = "one without a gradient at x" if one else f"a {type(value).__name__}"
+            if isinstance(value, Tensor) and not one:
+                found = f"the shape {tuple(value.shape)}"
+            raise ConfigError(
+                f"{type(self).__name__}.value must return one number that autograd can "
+                f"differentiate at x, and returned {found}: take the mean over strata and points, "
+                "and detach nothing of x."
+            )
+        if not bool(value.isfinite()) or not bool(gradient.isfinite().all()):
+            raise ConfigError(
+                f"{type(self).__name__}.value or its gradient at x is NaN or infinite: where is a "
+                "division by zero, or the root of one?"
+            )
         return LossGradient(float(value.detach()), gradient, 0)
 
 

@@ -36,7 +36,7 @@ from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, Privatize
 from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.base.round_strategy import RoundStrategy, StrategySettings, check_quorum
 from fedsink.strategies.base.trainer import OptimizerSettings, Trainer
-from fedsink.strategies.losses import LabelStrata, loss_named
+from fedsink.strategies.losses import LabelStrata, Matched, loss_named
 from fedsink.transport import (
     NATIVE,
     ConvergedSolver,
@@ -235,6 +235,8 @@ class PrivatizeOnceSettings(LocalOptions, StrategySettings):
 
     def statement(self, noise: str) -> dict[str, Any]:
         """Returns the content of privacy.json, with the loss that the server minimises."""
+        loss = loss_named(self.loss)
+        own = loss.statement(self)
         training = {
             "loss": self.loss,
             "cost": None,  # its place; the loss states it
@@ -242,8 +244,13 @@ class PrivatizeOnceSettings(LocalOptions, StrategySettings):
             "finite_batch_factor": self.finite_batch_factor,
             "matched": self.matched,
             "matched_cost": asdict(self.plan.matched_cost),
-            **loss_named(self.loss).statement(self),
         }
+        if reserved := sorted((own.keys() & training.keys()) - {"cost"}):
+            raise ConfigError(
+                f"strategy.loss={self.loss} states {reserved[0]}, which fedsink itself does: leave "
+                f"it out of {loss.__name__}.statement."
+            )
+        training |= own
         return {
             **local_statement(self.plan, noise),
             "clients": self.clients,
@@ -267,7 +274,7 @@ class PrivatizeOnceSettings(LocalOptions, StrategySettings):
     @property
     def matched(self) -> bool:
         """True where the loss is that of Theorem 1 (at a finite-batch factor of 1)."""
-        return self.loss == "matched" and not self.unmatched
+        return loss_named(self.loss) is Matched and not self.unmatched
 
     @property
     def effective_cost(self) -> str:

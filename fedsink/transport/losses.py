@@ -54,14 +54,16 @@ class SinkhornLoss(torch.nn.Module):
     SinkhornLoss(SquaredEuclidean(), lam=0.5, debias=False)
 
     Args:
-        cost: c, "squared_l2" for ‖x − y‖₂², "l1" for ‖x − y‖₁, or any `GroundCost`.
+        cost: c, "squared_l2" for ‖x − y‖₂², "l1" for ‖x − y‖₁, or any `GroundCost`, such as
+            `Mixed(m)` for ‖x − y‖₂² + m‖x − y‖₁.
         lam: λ > 0, in units of cost; no blur.
         debias: True subtracts the self terms.
         solver: `ConvergedSolver(…)`, or `AnnealedSolver(…)` for GeomLoss' schedule.
 
     Raises:
         ConfigError: If no cost has this name.
-        ValueError: If λ is not a finite number > 0; in the call, if the clouds do not fit (below).
+        ValueError: If another argument is none of these; in the call, if the clouds do not fit
+            (below).
     """
 
     def __init__(
@@ -73,12 +75,20 @@ class SinkhornLoss(torch.nn.Module):
         solver: Solver = _DEFAULT_SOLVER,
     ) -> None:
         super().__init__()
-        if not (isinstance(lam, int | float) and 0.0 < lam < math.inf):
+        if type(lam) not in (int, float) or not 0.0 < lam < math.inf:
             raise ValueError(
                 f"lam is λ, a finite number > 0 in units of cost, received {lam!r}: for GeomLoss' "
                 "blur b and p = 2 give lam=2*b**2."
             )
+        if type(debias) is not bool:
+            raise ValueError(f"debias is True or False, received {debias!r}.")
+        if isinstance(solver, str | type) or not callable(solver):
+            raise ValueError(
+                f"solver is ConvergedSolver(…) or AnnealedSolver(…), received {solver!r}."
+            )
         self.cost: GroundCost = cost_named(cost) if isinstance(cost, str) else cost
+        if isinstance(cost, type) or not hasattr(self.cost, "gradient"):
+            raise ValueError(f"cost is l1, squared_l2, mixed or a GroundCost, received {cost!r}.")
         self.lam, self.debias, self.solver = float(lam), debias, solver
 
     @classmethod
@@ -90,6 +100,8 @@ class SinkhornLoss(torch.nn.Module):
         y are the privatized records. The entropic bias is what removes the noise, so nothing is
         subtracted: c = −log p(y|x) up to a constant (Reshetova, Chen, Özgür 2024, Theorem 1).
         """
+        if not isinstance(mechanism, LocalMechanism):
+            raise ValueError(f"mechanism is a Laplace or a Gaussian, received {mechanism!r}.")
         matched = mechanism.matched_cost
         return cls(matched.cost, lam=matched.lam, debias=False, solver=solver)
 
@@ -107,10 +119,16 @@ class SinkhornLoss(torch.nn.Module):
             ValueError: If the clouds disagree, are empty, or hold a NaN or an infinity.
         """
         for name, points in (("x", x), ("y", y)):
+            if not isinstance(points, Tensor):
+                raise ValueError(
+                    f"{name} must be a torch.Tensor, received {type(points).__name__}: convert it "
+                    "by torch.as_tensor."
+                )
             if points.dim() < 2 or points.numel() == 0:
                 raise ValueError(
                     f"{name} must be a cloud of at least one point, (..., n, d), received the "
-                    f"shape {tuple(points.shape)}: flatten each picture to one row."
+                    f"shape {tuple(points.shape)}: n points on a line are (n, 1), and without a "
+                    "point there is no loss."
                 )
             if points.dtype not in (torch.float32, torch.float64):
                 raise ValueError(
@@ -119,7 +137,7 @@ class SinkhornLoss(torch.nn.Module):
         if x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
             raise ValueError(
                 "x and y must agree in batch shape and dimension, (..., n, d) and (..., m, d), "
-                f"received {tuple(x.shape)} and {tuple(y.shape)}."
+                f"received {tuple(x.shape)} and {tuple(y.shape)}: pictures are x.flatten(1)."
             )
         if x.dtype != y.dtype or x.device != y.device:
             raise ValueError(

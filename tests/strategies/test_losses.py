@@ -87,6 +87,49 @@ def test_a_value_is_differentiated_at_the_points(make_local):
     assert points.grad is None
 
 
+WRONG_VALUES = {
+    "of each point": (lambda x, y: (x - y).square().sum(-1), r"returned the shape \(2, "),
+    "of each stratum": (lambda x, y: (x - y).square().sum((1, 2)), r"returned the shape \(2,\)"),
+    "detached": (lambda x, y: (x - y).detach().sum(), "returned one without a gradient at x"),
+    "of y alone": (lambda x, y: y.clone().requires_grad_().sum(), "one without a gradient at x"),
+    "a number": (lambda x, y: (x - y).sum().item(), "returned a float"),
+    "nothing": (lambda x, y: None, "returned a NoneType"),
+    "a pair": (lambda x, y: (x.sum(), y), "returned a tuple"),
+    "NaN": (lambda x, y: (x - y).sum() * torch.nan, "is NaN or infinite"),
+    "a root of zero": (lambda x, y: (x - x.detach()).square().sum().sqrt(), "is NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_VALUES)
+def test_a_value_that_is_none_is_refused_in_a_sentence(make_local, wrong):
+    value, message = WRONG_VALUES[wrong]
+    loss = type("Mine", (LocalLoss,), {"value": lambda self, x, y, stream: value(x, y)})
+    points, targets = (b.expand(2, *b.shape[-2:]).clone() for b in batch())
+    with pytest.raises(ConfigError, match=rf"Mine\.value .*{message}"):
+        loss(make_local(plan=GAUSSIAN).settings)(points, targets, STREAM)
+
+
+def test_a_loss_of_ones_own_states_nothing_that_is_fedsinks(make_local, monkeypatch):
+    """Neither by its statement nor under the name of Theorem 1's."""
+    monkeypatch.setitem(LOSSES, "mine", Quadratic)
+    training = make_local(loss="mine").settings.statement("secret")["training"]
+    assert (training["matched"], training["cost"]) == (False, "that of Quadratic")
+    lying = type("Lying", (Quadratic,), {"statement": lambda settings: {"matched": True}})
+    monkeypatch.setitem(LOSSES, "mine", lying)
+    with pytest.raises(ConfigError, match=r"loss=mine states matched, which fedsink itself does"):
+        make_local(loss="mine").settings.statement("secret")
+    monkeypatch.setitem(LOSSES, "matched", Quadratic)
+    assert not make_local(loss="matched").settings.matched
+
+
+def test_a_loss_that_is_no_class_is_refused_and_hides_no_other(make_local, monkeypatch):
+    monkeypatch.setitem(LOSSES, "mine", lambda settings: None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a loss is a class that derives from LocalLoss"):
+        make_local(loss="mine")
+    with pytest.raises(ConfigError, match=r"'machted' is unknown.*Did you mean matched\?"):
+        make_local(loss="machted")
+
+
 def test_a_loss_that_computes_nothing_is_refused_where_it_is_written():
     with pytest.raises(TypeError, match="Idle computes no loss: give it a method `value`"):
         type("Idle", (LocalLoss,), {})

@@ -333,6 +333,8 @@ X, Y = torch.zeros(2, 3), torch.ones(4, 3)
         (X, Y / 0 * 0, "y must be finite"),
         (X / 0, Y, "x must be finite"),
         (X, Y.to("meta"), "on one device.*float32 on meta"),
+        (X.numpy(), Y, r"x must be a torch\.Tensor, received ndarray"),
+        (X, Y.tolist(), r"y must be a torch\.Tensor, received list"),
     ],
 )
 def test_clouds_that_do_not_fit_are_named(x: Tensor, y: Tensor, words: str) -> None:
@@ -340,9 +342,26 @@ def test_clouds_that_do_not_fit_are_named(x: Tensor, y: Tensor, words: str) -> N
         SinkhornLoss(lam=1.0)(x, y)
 
 
-@pytest.mark.parametrize("lam", [0, -1.0, float("nan"), float("inf"), "1"])
+@pytest.mark.parametrize("lam", [0, -1.0, float("nan"), float("inf"), "1", True, torch.ones(())])
 def test_a_lambda_that_is_none_is_named(lam: Any) -> None:
     with pytest.raises(ValueError, match=r"lam is λ.*received .*lam=2\*b\*\*2"):
         SinkhornLoss(lam=lam)
-    with pytest.raises(ConfigError, match=r"l2.*squared_l2"):
-        SinkhornLoss("l2", lam=1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"cost": "l2"}, "l2.*squared_l2"),
+        ({"cost": torch.cdist}, "cost is l1, squared_l2, mixed or a GroundCost, received <"),
+        ({"cost": 0.1}, r"cost is .* received 0\.1"),
+        ({"cost": SquaredEuclidean}, "cost is .* received <class"),
+        ({"debias": "no"}, "debias is True or False, received 'no'"),
+        ({"solver": "annealed"}, "solver is ConvergedSolver.*received 'annealed'"),
+        ({"solver": AnnealedSolver}, "solver is ConvergedSolver.*received <class"),
+    ],
+)
+def test_an_argument_that_is_none_is_named(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=words):
+        SinkhornLoss(lam=1.0, **arguments)
+    with pytest.raises(ValueError, match=r"mechanism is a Laplace or a Gaussian, received 0\.1"):
+        SinkhornLoss.matched_to(0.1)  # type: ignore[arg-type]
