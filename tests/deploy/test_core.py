@@ -206,7 +206,7 @@ def test_no_module_imports_what_is_left_out_but_those_that_say_so(extra: str) ->
         r"fedsink\.(conf|deployment\.deployed_run|commands\.(simulate|suggest|hydra_keys))"
     )
     of_node = re.compile(
-        r"fedsink\.(flower_internals|(audit|clients|commands|deployment|pages|server|simulation"
+        r"fedsink\.(flower_internals|(audit|clients|commands|deployment|results|server|simulation"
         r"|strategies)\..*|federation)"
     )
     for module, package in failed.items():
