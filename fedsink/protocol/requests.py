@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import domain
-from fedsink.privacy.clips import Clipped
+from fedsink.privacy.clips import Clipped, clipped_by
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.plan import CentralPlan, plan_from_dict
 from fedsink.privacy.randomness.noise import Stream
@@ -226,7 +226,7 @@ class CentralRequest(Packable, ABC):
 
     def release(self, total: Clipped, stream: Stream) -> Tensor:
         """Returns a client's total with its noise: float32, or int64 where the noise is shared."""
-        shared = self.shared_noise(total.total.numel())
+        shared = self.shared_noise(clipped_by(self.plan.clip, total).numel())
         return (self.plan if shared is None else shared).release(total, stream)
 
     def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> Tensor:

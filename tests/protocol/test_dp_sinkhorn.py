@@ -18,6 +18,8 @@ from fedsink.privacy import (
     JointSchedule,
     PrivacyPlan,
     RecordClip,
+    Stream,
+    UnprotectedPlan,
 )
 from fedsink.protocol.dp_sinkhorn import (
     MOST_ROUNDS,
@@ -258,6 +260,13 @@ def test_a_message_asks_for_something(make_request: Make) -> None:
         pack_requests([])
     with pytest.raises(ValueError, match="one round, received one with 2"):
         GradientRequest.from_record(pack_requests(uses(make_request, 1, 2)))
+
+
+def test_a_total_that_no_clip_made_is_refused_whatever_the_noise(make_request: Make) -> None:
+    requests = make_request(), shared(make_request(plan=RECORD), 4)
+    for request in (*requests, make_request(plan=UnprotectedPlan(0.25, 7, "batch", JointSchedule()))):
+        with pytest.raises(PrivacyError, match="only a Clipped is released, received Tensor"):
+            request.release(torch.ones(4, 2), Stream(b"noise"))  # type: ignore[arg-type]
 
 
 def test_replies_round_trip_in_order() -> None:
