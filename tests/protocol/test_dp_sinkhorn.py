@@ -263,8 +263,9 @@ def test_a_message_asks_for_something(make_request: Make) -> None:
 
 
 def test_a_total_that_no_clip_made_is_refused_whatever_the_noise(make_request: Make) -> None:
-    requests = make_request(), shared(make_request(plan=RECORD), 4)
-    for request in (*requests, make_request(plan=UnprotectedPlan(0.25, 7, "batch", JointSchedule()))):
+    open_plan = UnprotectedPlan(0.25, 7, "batch", JointSchedule())
+    requests = make_request(), shared(make_request(plan=RECORD), 4), make_request(plan=open_plan)
+    for request in requests:
         with pytest.raises(PrivacyError, match="only a Clipped is released, received Tensor"):
             request.release(torch.ones(4, 2), Stream(b"noise"))  # type: ignore[arg-type]
 
