@@ -19,7 +19,6 @@ from __future__ import annotations
 import hmac
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -246,9 +245,7 @@ class Federation:
         if values.ndim == 2 and self._range is None:
             low, high = -torch.inf, torch.inf  # the limit of points is checked with the records
         smallest, largest = float(values.min()), float(values.max())
-        if not math.isfinite(largest - smallest):
-            raise DataError("images holds a NaN or an infinity: fix or leave out those records.")
-        if not (low <= smallest and largest <= high):
+        if smallest < low or largest > high:  # a NaN is found with the records
             raise DataError(
                 f"images holds values from {smallest:g} to {largest:g}, outside the public range "
                 f"[{low:g}, {high:g}]: say range=(black, white), or fix them. They are not clipped."

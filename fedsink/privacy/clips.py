@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import InitVar, asdict, dataclass, fields, replace
 from functools import cached_property
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -89,7 +90,7 @@ class Clip(_Fixed, ABC):
         _check_class(type(self))
         known = {field.name for field in fields(self)}
         for name in vars(self).keys() - known:
-            if not isinstance(_static(type(self), name), cached_property):
+            if not isinstance(getattr_static(type(self), name, None), cached_property):
                 raise PrivacyError(_UNDECLARED.format(type(self).__name__, name))
         for name in known:
             try:
@@ -103,7 +104,7 @@ class Clip(_Fixed, ABC):
 
     def same_as(self, other: Clip) -> bool:
         """True for a clip of one class with the same fields, however the class compares them."""
-        return type(self) is type(other) and self.to_dict() == other.to_dict()
+        return self is other or (type(self) is type(other) and self.to_dict() == other.to_dict())
 
     @property
     def own(self) -> bool:
@@ -183,17 +184,13 @@ def _check_class(cls: type[Clip]) -> None:
             f'`name = "{cls.__name__.lower()}"` in the class.'
         )
     for name in sorted({*dir(family), "bound"} - {"name", "transform"}):
-        mine, theirs = (_static(kind, name) for kind in (cls, family))
+        mine, theirs = (getattr_static(kind, name, None) for kind in (cls, family))
         if mine is not theirs and not name.startswith(("__", "_abc_")):
             raise PrivacyError(
                 f"{cls.__name__} overrides `{name}` of {family.__name__}, on which the guarantee "
                 "rests: a clip of your own has a `transform`, a `name` and fields of its own, and "
                 "changes nothing else."
             )
-
-
-def _static(kind: type, name: str) -> object:
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 _A_CLIP = object()  # what only clips hand over

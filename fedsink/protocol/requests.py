@@ -231,7 +231,7 @@ class CentralRequest(Packable, ABC):
 
     def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> Tensor:
         """Returns the totals of several clients, (k, ...), each as by `release`."""
-        shared = self.shared_noise(totals.total[0].numel())
+        shared = self.shared_noise(clipped_by(self.plan.clip, totals)[0].numel())
         return (self.plan if shared is None else shared).release_each(totals, streams)
 
     def release_sum(self, total: Clipped, stream: Stream, cohort: int) -> Tensor:
@@ -242,7 +242,7 @@ class CentralRequest(Packable, ABC):
             stream: the randomness of the cohort's noise.
             cohort: number of clients whose noise the part holds; 0: another part holds it.
         """
-        shared = self.shared_noise(total.total.numel())
+        shared = self.shared_noise(clipped_by(self.plan.clip, total).numel())
         if shared is None:
             raise ValueError("Only integers are added up before they are released.")
         return shared.release_sum(total, stream if cohort else None, cohort)

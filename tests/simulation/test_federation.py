@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "channels last": (bad(images=IMAGES.permute(0, 2, 3, 1)), "images has its channels last"),
     "bytes as floats": (bad(images=IMAGES * 255), "outside the public range [0, 1]: say range="),
     "below black": (bad(images=IMAGES - 0.5), "They are not clipped"),
-    "NaN": (bad(images=IMAGES.where(IMAGES > 0.5, torch.nan)), "images holds a NaN or an infinity"),
+    "NaN": (bad(images=IMAGES.where(IMAGES > 0.5, torch.nan)), "values are not finite"),
     "12 bits": (bad(images=(IMAGES * 4095).to(torch.int16)), "say range=(black, white)"),
     "beyond white": (bad(images=IMAGES * 5000, range=(0, 4095)), "the public range [0, 4095]"),
     "no range": (bad(range=(1, 1)), "range is (black, white), two numbers of which the second"),
