@@ -24,7 +24,7 @@ from fedsink.errors import ConfigError, FedsinkError
 T = TypeVar("T")
 
 
-def loaded_on_use(package: str, **places: str) -> Callable[[str], object]:
+def loaded_on_use(package: str, places: Mapping[str, str]) -> Callable[[str], object]:
     """Returns the `__getattr__` of a package: module → names in it, loaded when they are used."""
     place_of = {name: place for place, names in places.items() for name in names.split()}
 

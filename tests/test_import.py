@@ -122,5 +122,5 @@ def test_what_an_extension_needs_of_a_room_is_loaded_by_its_name(room):
     assert {getattr(module, name).__name__ for name in typed} == {*typed}
     with pytest.raises(AttributeError, match=f"module 'fedsink.{room}' has no attribute 'other'"):
         _ = module.other
-    named = re.findall(r'[=:] ?"([\w ]+)"', (stub / "__init__.py").read_text())
+    named = re.findall(r': "([\w ]+)"', (stub / "__init__.py").read_text())
     assert " ".join(named).split() == typed

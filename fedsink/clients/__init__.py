@@ -9,7 +9,7 @@ from fedsink.registry import loaded_on_use
 
 __getattr__ = loaded_on_use(
     __name__,
-    **{
+    {
         "answers.base": "Answer BatchedAnswer Neighbours Task check_classes check_view",
         "answers.central": "CentralAnswer",
         "owner.policy": "Policy",

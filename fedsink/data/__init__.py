@@ -7,4 +7,4 @@ stand in `__init__.pyi`.
 
 from fedsink.registry import loaded_on_use
 
-__getattr__ = loaded_on_use(__name__, spec="DataSpec", views="View view_from_dict")
+__getattr__ = loaded_on_use(__name__, {"spec": "DataSpec", "views": "View view_from_dict"})

@@ -9,5 +9,5 @@ request of one's own needs; their types stand in `__init__.pyi`.
 from fedsink.registry import loaded_on_use
 
 __getattr__ = loaded_on_use(
-    __name__, requests="CentralRequest Packable check_matrix check_rows run_name table"
+    __name__, {"requests": "CentralRequest Packable check_matrix check_rows run_name table"}
 )

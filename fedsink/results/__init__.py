@@ -1,1 +1,1 @@
-"""What is made of a run that has ended: figures, pages, and a verdict on its promise."""
+"""Results of a run that has ended: figures, pages, and a verdict on its promise."""

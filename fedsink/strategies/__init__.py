@@ -9,7 +9,7 @@ from fedsink.registry import loaded_on_use
 
 __getattr__ = loaded_on_use(
     __name__,
-    **{
+    {
         "base.central_statement": "SampleOfRecords",
         "base.central_strategy": "CentralRounds CentralSettings CentralStrategy central_plan",
         "base.round_strategy": "RoundStrategy StrategySettings",

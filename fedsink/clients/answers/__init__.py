@@ -1,1 +1,1 @@
-"""What a node computes: an answer for each method, their base and their registry."""
+"""Answers of a node: one for each method, their base and their registry."""

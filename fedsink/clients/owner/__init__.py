@@ -1,1 +1,1 @@
-"""What an owner decides, and what a node remembers: policy, ledger, replies, states."""
+"""Decisions of an owner and the memory of a node: policy, ledger, replies, states."""

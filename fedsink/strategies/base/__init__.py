@@ -1,1 +1,1 @@
-"""What methods stand on: rounds, the central mode and its statement, training."""
+"""Foundations of every method: rounds, the central mode and its statement, training."""
