@@ -40,6 +40,7 @@ def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
     for position, argument in enumerate(arguments):
         if "=" not in argument and not argument.startswith("~"):
             raise ConfigError(not_a_pair(arguments, position, "see fedsink simulate --help"))
+    for argument in arguments:
         key, _, value = argument.partition("=")
         key = key.lstrip("+~")
         if key in first:

@@ -137,7 +137,7 @@ _BAD = {
     "named folder": ("LOCAL eps=0 hydra.run.dir=a/b/c", "eps must be"),
     "adjacency": ("LOCAL adjacency=x",
         "adjacency 'x' is unknown: choose one of add-remove, replace-one,"),
-    "adjacency and clip": ("LOCAL adjacency=client", "clip=batch"),
+    "adjacency and clip": ("LOCAL adjacency=client", "Give a capacity or use the batch clip."),
     "adjacency and accountant": ("LOCAL adjacency=replace-one accountant=rdp", "accountant"),
     "accountant": ("LOCAL accountant=x", "accountant='x' is unknown; choose one of pld, prv, rdp"),
     "another method's clip": ("LOCAL clip=critic", "clip is record or batch, not 'critic'."),
