@@ -422,4 +422,7 @@ def cautions(privacy: Config, config: Config) -> list[str]:
             f"ε = {epsilon:.3g} is far below eps={asked:g}, which was asked for: δ = {delta:g} may "
             "pay alone for whoever is ever sampled, with hardly any noise. Read sigma."
         )
+    assumed = privacy.get("assumed_public")
+    if isinstance(assumed, Mapping) and isinstance(facts := assumed.get("facts"), list):
+        found.append(f"Assumed public: {', '.join(map(str, facts))}. {assumed.get('meaning')}")
     return found

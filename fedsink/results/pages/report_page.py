@@ -144,6 +144,7 @@ def report_page(run: RecordedRun) -> bytes:
         epsilon=privacy.get("epsilon"),
         shares=_shares(privacy),
         schedule=_SCHEDULES.get(str(privacy.get("schedule")), ""),
+        arrays=data.name == ARRAYS,
         uploads=None if data.name == ARRAYS else Uploads.of(run),
         missed=(privacy.get("participation") or {}).get("missed", []),
         curves=_curves(run),

@@ -81,7 +81,7 @@ class SampleOfRecords:
         learned: the secret that amplification by sampling assumes.
     """
 
-    learned: ClassVar[str] = "which records were sampled (capacity=auto hides how many)"
+    learned: ClassVar[str] = "which records were sampled (a fixed capacity hides how many)"
 
     def __init__(self, mechanism: str) -> None:
         self.mechanism = mechanism
