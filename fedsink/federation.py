@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -134,10 +135,10 @@ class Federation:
         self._partition = _scheme(partition)
         self._partition_seed = checks.count("partition_seed", partition_seed, minimum=0)
         self._engine: dict[str, Any] = {"name": engine} if isinstance(engine, str) else {**engine}
-        if self._engine.get("name") == "flower":
+        if self._engine.get("name") not in ("local", "ray", "auto"):
             raise ConfigError(
-                'engine="flower" has every client read its records in a process of Flower\'s, and '
-                'these are arrays of this one: choose "local" or "ray".'
+                f"engine names {self._engine.get('name')!r}, and arrays of this process are read "
+                'by "local", "ray" or "auto": choose one of them.'
             )
         # Tells this federation's records apart from any other's in this process.
         where = f"memory {next(_NUMBERS)}"
@@ -401,7 +402,9 @@ def _new_folder() -> Path:
 
 def _tensor(name: str, values: Any) -> Tensor:
     try:
-        return torch.as_tensor(values).detach().cpu()
+        with warnings.catch_warnings():  # records are only read, so that an array may be read-only
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
             f"{name} is a NumPy array or a tensor of numbers, received {described(values)}."

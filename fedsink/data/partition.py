@@ -193,7 +193,7 @@ def partition(
         if users is None:
             raise ConfigError(
                 "partition=by_user deals whole users, and this source tells none apart: choose "
-                "another partition."
+                "another partition, or give a Federation its users=."
             )
         dealt, most, what = users, len(users.unique()), "users"
     if clients > most:

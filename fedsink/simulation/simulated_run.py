@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.records.shard import deal
+from fedsink.data.labelled import LabelledData
 from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes
 from fedsink.data.spec import DataSpec
@@ -59,15 +61,12 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
             f"{spec.name}: {len(records)} records were read, more than the public "
             f"data.nominal_records={most}: raise that number, or take the others away."
         )
-    if getattr(strategy.plan, "unit", None) == USER and records.users is None:
-        raise DataError(
-            f"adjacency=user protects all records of a user, and {spec.name} does not tell "
-            "users apart: choose another adjacency, or data that do (data=femnist)."
-        )
     shards = deal(node)
+    if getattr(strategy.plan, "unit", None) == USER:
+        _check_whole_users(records, shards, spec)
     strategy.check_sizes([len(shard) for shard in shards])
     build_generator(experiment.server)  # one that cannot be built fails here
-    privacy = strategy.privacy_entries(kind_of_noise(node))
+    privacy = strategy.privacy_entries(kind_of_noise(node)) | experiment.privacy
     if experiment.public:
         about: list[str | None] = ["Public data, by public=true: the generator may be a start."]
         public = {"data": spec.name, "records": len(records), "classes": list(spec.classes)}
@@ -82,7 +81,6 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
     for line in (choice, *_notes(experiment), *about):
         if line:
             ForgivingStream(sys.stderr).write(f"{line}\n")
-    privacy |= experiment.privacy
     with folder.claimed():
         try:
             identity.create_key()
@@ -165,6 +163,21 @@ def _rows(data: DataSpec) -> set[bytes]:
         for places in torch.arange(len(records)).split(_READ_AT_ONCE)
         for row in records.take(places)[0].flatten(1).numpy()
     }
+
+
+def _check_whole_users(records: LabelledData, shards: Sequence[Tensor], spec: DataSpec) -> None:
+    """Refuses a deal in which somebody's records lie at several clients, whose ε would add up."""
+    if records.users is None:
+        raise DataError(
+            f"adjacency=user protects all records of a user, and {spec.name} does not tell "
+            "users apart: choose another adjacency, or data that do (data=femnist)."
+        )
+    users = torch.cat([records.users[shard].unique() for shard in shards])
+    if len(users) > len(users.unique()):
+        raise DataError(
+            "adjacency=user protects all records of a user at one client, and this partition deals "
+            "a user's records to several clients: choose partition=by_user."
+        )
 
 
 def _notes(settings: Experiment) -> list[str]:

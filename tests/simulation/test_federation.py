@@ -26,7 +26,7 @@ from fedsink.configuration import Configuration
 from fedsink.data import sources
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
-from fedsink.errors import CheckpointError, FedsinkError
+from fedsink.errors import CheckpointError, DataError, FedsinkError
 from fedsink.federation import Federation
 from fedsink.models import GENERATORS, Mlp
 from fedsink.privacy import (
@@ -194,8 +194,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no users": (bad(partition="by_user"), "partition=by_user deals whole users"),
     "too many clients": (bad(clients=41), "41 clients cannot share 40 records"),
     "no partition": (bad(partition="fair"), "'fair' is unknown; choose one of"),
-    "flower": (bad(engine="flower"), 'choose "local" or "ray"'),
-    "no engine": (bad(engine="cloud"), "name is auto, ray, local or flower, not 'cloud'"),
+    "flower": (bad(engine="flower"), "engine names 'flower', and arrays of this process are read"),
+    "no engine": (bad(engine="cloud"), "engine names 'cloud', and arrays of this process are"),
     "a capacity beyond the records": (
         lambda to: fit(DPSinkhorn("mlp", replace(PLAN, capacity=41, nominal_records=10)), to),
         "capacity=41 is more than all of the 40 nominal records",
@@ -272,6 +272,19 @@ def test_users_are_protected_where_they_are_known(tmp_path: Path) -> None:
     run = fit(replace(CRITICS, plan=plan), tmp_path / "run", of=of)
     assert run.privacy["unit"] == "user"
     assert [client["records"] for client in partition_of(run).values()] == [20, 20]
+
+
+def test_a_user_is_never_dealt_to_several_clients_where_users_are_protected(
+    tmp_path: Path,
+) -> None:
+    users = torch.arange(40) % 8
+    method = replace(CRITICS, plan=replace(OF_CRITICS, adjacency="user"))
+    for scheme in ("iid", {"name": "dirichlet", "alpha": 1.0}, "by_label"):
+        with pytest.raises(DataError, match="to several clients: choose partition=by_user"):
+            fit(method, tmp_path / "run", of=federation(users=users, partition=scheme))
+    assert not (tmp_path / "run").exists()
+    one = federation(users=users, partition="iid", clients=1)
+    assert fit(method, tmp_path / "one", of=one).privacy["unit"] == "user"
 
 
 def partition_of(run: fedsink.Run) -> dict[str, Any]:
