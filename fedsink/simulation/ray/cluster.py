@@ -63,7 +63,10 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
         )
     except (Exception, SystemExit) as error:  # Ray exits where it meets silence, TLS for example
         if address is None:
-            raise
+            raise ClientError(
+                f"Ray could not be started on this machine ({first_line(error)}): start the run "
+                "again when less runs beside it, or say engine=local."
+            ) from error
         raise ConfigError(
             f"engine.address={address} cannot be joined ({first_line(error)}): run fedsink on a "
             "node of the cluster (ray start --address=…), with its versions of Ray and Python, and "

@@ -47,6 +47,16 @@ def deaf() -> Iterator[str]:
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
+def test_an_instance_that_cannot_start_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
+    with pytest.raises(ClientError, match=r"Ray could not be started on this machine \(.+: start"):
+        start(None, 1, debug=False)
+    assert not ray.is_initialized()
+
+
 @pytest.mark.parametrize(
     ("cores", "cohorts", "share"),
     [(8, 8, 1.0), (8, 3, 1.0), (2, 4, 0.5), (1, 3, 0.3333), (4, 10, 0.3333), (0, 2, 0.5)],
