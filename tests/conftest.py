@@ -7,6 +7,7 @@ No test sees the user's settings, the folder in which pytest was started, or the
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
@@ -20,6 +21,9 @@ from .support.surroundings import clean
 
 # Libraries read the environment once, at their import: before any test module is imported.
 clean(os.environ)
+# A shell has what it starts in the background ignore Ctrl-C, and so would each child of a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch
 from hypothesis import settings
