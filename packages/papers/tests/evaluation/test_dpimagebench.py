@@ -51,7 +51,7 @@ def test_a_network_learns_and_repeats() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
     heads = [line.rpartition(", about ")[0] for line in lines]
     assert heads == [f"resnet: epoch {epoch} of 12" for epoch in range(1, 13) for _ in range(3)]
-    assert lines[-1].endswith(", about 0:00 left")
+    assert lines[-1].endswith(", about 0 s left")
     pictures, labels = images(100, 2)
     assert (classify(pictures) == labels).float().mean() > 0.95
     again = train(*images(600), classes=2, seed=0)
