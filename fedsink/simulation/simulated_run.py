@@ -66,7 +66,7 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
         _check_whole_users(records, shards, spec)
     strategy.check_sizes([len(shard) for shard in shards])
     build_generator(experiment.server)  # one that cannot be built fails here
-    privacy = strategy.privacy_entries(kind_of_noise(node)) | experiment.privacy
+    privacy = {**strategy.privacy_entries(kind_of_noise(node)), **experiment.privacy}
     if experiment.public:
         about: list[str | None] = ["Public data, by public=true: the generator may be a start."]
         public = {"data": spec.name, "records": len(records), "classes": list(spec.classes)}
