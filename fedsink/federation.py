@@ -135,11 +135,7 @@ class Federation:
         self._partition = _scheme(partition)
         self._partition_seed = checks.count("partition_seed", partition_seed, minimum=0)
         self._engine: dict[str, Any] = {"name": engine} if isinstance(engine, str) else {**engine}
-        if self._engine.get("name") not in ("local", "ray", "auto"):
-            raise ConfigError(
-                f"engine names {self._engine.get('name')!r}, and arrays of this process are read "
-                'by "local", "ray" or "auto": choose one of them.'
-            )
+        checks.choice("engine", self._engine.get("name"), "local", "ray", "auto")
         # Tells this federation's records apart from any other's in this process.
         where = f"memory {next(_NUMBERS)}"
         self.data = DataSpec(ARRAYS, tuple(values.shape[1:]), names, nominal, root=where)

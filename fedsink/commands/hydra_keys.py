@@ -36,10 +36,10 @@ def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
 
     In a `sweep`, key=a,b stands for several runs.
     """
-    first: dict[str, str] = {}
     for position, argument in enumerate(arguments):
         if "=" not in argument and not argument.startswith("~"):
             raise ConfigError(not_a_pair(arguments, position, "see fedsink simulate --help"))
+    first: dict[str, str] = {}
     for argument in arguments:
         key, _, value = argument.partition("=")
         key = key.lstrip("+~")

@@ -29,6 +29,11 @@ def check_sizes(shape: Sequence[int], classes: int) -> None:
         raise ConfigError(f"There are at most {MOST_CLASSES:,} classes, got {classes:,}.")
 
 
+def of_arrays(data: object) -> bool:
+    """True for the table `data` of a run on arrays, which only the program has that made it."""
+    return isinstance(data, Mapping) and data.get("name") == ARRAYS
+
+
 @dataclass(frozen=True)
 class DataSpec:
     """Public facts about the data: they enter budgets and scalings, records never do.

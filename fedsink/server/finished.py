@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsink.data.maps import Map, map_from_dict
-from fedsink.data.spec import ARRAYS, DataSpec
+from fedsink.data.spec import DataSpec, of_arrays
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
@@ -150,7 +150,7 @@ def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, A
     privacy, result = recorded.privacy, recorded.result
     if result is None:
         again = command_for("simulate", "resume", path)
-        if DataSpec.from_config(recorded.config["data"]).name == ARRAYS:
+        if of_arrays(recorded.config.get("data")):
             again = f"continue with the same fedsink.Federation(…).fit(…, folder={str(path)!r})."
         raise CheckpointError(f"The run in {path} has not finished: {again}")
     if privacy is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsink.commands import evaluate
 from fedsink.commands.cli import main
 from fedsink.conf.acting import compose_config
 from fedsink.conf.loading import choices
@@ -99,6 +101,7 @@ def test_a_data_set_is_walked_from_the_first_command_to_the_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate, "_BETWEEN_LINES", math.inf)  # a slow machine prints progress
 
     def fedsink(*arguments: str, code: int = 0) -> tuple[str, str]:
         with pytest.raises(SystemExit) as left:
@@ -131,8 +134,7 @@ def test_a_data_set_is_walked_from_the_first_command_to_the_last(
 
     n = max(20, 2 * len(names))
     out, err = fedsink("evaluate", f"run={run}", f"n={n}", "threads=1")
-    assert out.splitlines()[-1] == str(run / "evaluation.json")
-    assert all(": epoch " in line for line in err.splitlines())  # on a slow machine
+    assert (out.splitlines()[-1], err) == (str(run / "evaluation.json"), "")
     ending = ".npz" if len(config["data"]["shape"]) == 1 else ""
     kind = "balanced=true" if len(names) > 1 else "seed=3"
     drawn = tmp_path / f"drawn{ending}"

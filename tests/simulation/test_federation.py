@@ -38,7 +38,7 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.results.verification import CONSISTENT, UNPROTECTED, verdict_on
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, cautions
 from fedsink.simulation.experiment import Experiment
 from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.simulated_run import start
@@ -194,8 +194,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no users": (bad(partition="by_user"), "partition=by_user deals whole users"),
     "too many clients": (bad(clients=41), "41 clients cannot share 40 records"),
     "no partition": (bad(partition="fair"), "'fair' is unknown; choose one of"),
-    "flower": (bad(engine="flower"), "engine names 'flower', and arrays of this process are read"),
-    "no engine": (bad(engine="cloud"), "engine names 'cloud', and arrays of this process are"),
+    "flower": (bad(engine="flower"), "engine is local, ray or auto, not 'flower'."),
+    "no engine": (bad(engine="cloud"), "engine is local, ray or auto, not 'cloud'."),
     "a capacity beyond the records": (
         lambda to: fit(DPSinkhorn("mlp", replace(PLAN, capacity=41, nominal_records=10)), to),
         "capacity=41 is more than all of the 40 nominal records",
@@ -327,6 +327,10 @@ def test_what_is_read_off_the_arrays_is_assumed_public(tmp_path: Path) -> None:
         assert verdict.verdict == UNPROTECTED  # by the seed
         told = "that what was read off the records is public"
         assert (told in verdict.unvouched) == bool(stated["facts"])
+        minded = f"Assumed public: {', '.join(stated['facts'])}. "
+        assert [minded in line for line in cautions(run.privacy, run.config)] == (
+            [True] if stated["facts"] else []
+        )
 
 
 @pytest.mark.medium
@@ -430,6 +434,8 @@ def interrupted(method: Method, folder: Path, **more: Any) -> None:
         with pytest.raises(KeyboardInterrupt, match="Continue with the same fit") as stopped:
             fit(method, folder, **more)
     assert repr(str(folder)) in str(stopped.value)
+    with pytest.raises(CheckpointError, match=r"continue with the same fedsink\.Fed"):
+        fedsink.load(folder).sample(1)
 
 
 @pytest.mark.parametrize("name", METHODS)

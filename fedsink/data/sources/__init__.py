@@ -10,14 +10,14 @@ A module here with a function `read` is a source, by the module's name; together
 
 `load` reads:
 
->>> from fedsink.data.spec import ARRAYS, DataSpec
+>>> from fedsink.data.spec import DataSpec
 >>> load(DataSpec("half_circle", (2,), ("arc",), nominal_records=100)).values.shape
 torch.Size([100, 2])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -27,7 +27,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedsink.data.labelled import LabelledData, Reading, checked_records, described, participants
-from fedsink.data.spec import ARRAYS, DataSpec
+from fedsink.data.spec import DataSpec, of_arrays
 from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry
 
@@ -79,8 +79,8 @@ def held(spec: DataSpec, **splits: LabelledData) -> Iterator[None]:
 
 
 def refuse_arrays(data: object) -> None:
-    """Refuses the table `data` of a run on arrays, which only the program has that made it."""
-    if isinstance(data, Mapping) and data.get("name") == ARRAYS:
+    """Refuses the table `data` of a run on arrays."""
+    if of_arrays(data):
         raise ConfigError(
             "The records of this run are arrays of a Python program: there fedsink.Federation "
             "continues it, by the same fit(…, folder=…), and tests it, by evaluate."
