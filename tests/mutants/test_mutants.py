@@ -24,7 +24,14 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PACKAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/src"))
-SOURCES = ("fedsink", "tests", "examples", "pyproject.toml", *(["packages"] if PACKAGES else []))
+SOURCES = (
+    "fedsink",
+    "tests",
+    "examples",
+    "deploy",
+    "pyproject.toml",
+    *(["packages"] if PACKAGES else []),
+)
 
 Mutant = dict[str, Any]
 MUTANTS: list[Mutant] = [
