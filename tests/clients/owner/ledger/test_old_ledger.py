@@ -116,7 +116,8 @@ def test_every_charge_is_carried_over(old: Path) -> None:
         assert before[account] == ((8.0, 1e-5) if account[0] == "clinic" else (epsilon, delta))
         assert before[account][0] >= epsilon > 0.0
     whole, shared = accounts(old)["ward", "add-remove"].runs
-    assert (whole.run, whole.epsilon, whole.delta) == ("whole", PLAN.epsilon(), 1e-6)
+    assert (whole.run, whole.delta) == ("whole", 1e-6)
+    assert whole.epsilon == pytest.approx(PLAN.epsilon(), rel=1e-9)  # of another machine
     assert (whole.rounds, whole.claimed, whole.day) == (12, 4, "2024-10-04")
     assert (shared.run, shared.plan["share"]) == ("shared", 2)
     [parts] = accounts(old)["ward", "client"].runs
