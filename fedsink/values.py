@@ -38,6 +38,17 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def alike(one: Any, two: Any) -> bool:
+    """Tells whether JSON values are equal, numbers up to the rounding of another machine."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(alike(one[key], two[key]) for key in one)
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(alike, one, two))
+    if isinstance(one, float) and isinstance(two, float):
+        return math.isclose(one, two, rel_tol=1e-9)
+    return bool(one == two)
+
+
 def check_format(what: str, found: object, *readable: int, error: type[FedsinkError]) -> None:
     """Refuses what is of another format than this fedsink reads; none of it counts as empty.
 

@@ -13,7 +13,7 @@ from fedsink.models import load
 from fedsink.protocol.packing import pack, unpack
 from fedsink.server.folder import RecordedRun
 from fedsink.server.starting_weights import statement_of
-from fedsink.values import checks, privacy_checks, read_json
+from fedsink.values import alike, checks, privacy_checks, read_json
 
 
 def test_numbers_of_other_libraries_become_built_in():
@@ -64,6 +64,25 @@ def test_a_missing_library_is_named():
 def test_a_choice_of_one_word_is_named():
     with pytest.raises(ConfigError, match=r"^kind is invert, not 'foo'\.$"):
         checks.choice("kind", "foo", "invert")
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"a": [1.0, {"b": 2.0}], "c": 3, "d": None}, True),
+        ({"a": [1.0, {"b": 2.0 + 1e-12}], "c": 3, "d": None}, True),
+        ({"a": [1.0, {"b": 2.0 + 1e-8}], "c": 3, "d": None}, False),
+        ({"a": [1.0, {"b": 2.0}, 0], "c": 3, "d": None}, False),
+        ({"a": [1.0, {"b": 2.0, "e": 1}], "c": 3, "d": None}, False),
+        ({"a": [1.0, {"b": math.nan}], "c": 3, "d": None}, False),
+        ({"a": [1.0, {"b": "2.0"}], "c": 3, "d": None}, False),
+        ({"a": [1.0, {"b": 2.0}], "c": 4, "d": None}, False),
+        ({"a": [1.0, {"b": 2.0}], "c": 3, "d": 0}, False),
+        (None, False),
+    ],
+)
+def test_values_are_alike_up_to_rounding(other, same):
+    assert alike({"a": [1.0, {"b": 2.0}], "c": 3, "d": None}, other) == same
 
 
 def test_json_with_one_key_twice_has_no_value():

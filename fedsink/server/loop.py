@@ -34,7 +34,7 @@ from fedsink.server.finished import shown_map, through
 from fedsink.server.folder import RecordedRun, RunFolder, command_for, note_sums, sha256_of
 from fedsink.server.masked_grid import MaskedGrid
 from fedsink.strategies.base.round_strategy import RoundStrategy
-from fedsink.values import checks, read_json
+from fedsink.values import alike, checks, read_json
 
 _COLUMNS = 10
 _POINTS = 1000
@@ -130,7 +130,7 @@ class _Training:
             strategy.load_uploads(uploads)
         if checkpoint.exists(folder.checkpoint):
             tensors, values = checkpoint.load(folder.checkpoint)
-            if values["identity"] != self.identity:
+            if not alike(values["identity"], self.identity):
                 raise CheckpointError(
                     f"The checkpoint in {folder.checkpoint} belongs to a run with another "
                     "configuration: config.yaml was changed after the run began."

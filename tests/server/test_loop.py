@@ -285,6 +285,25 @@ def test_a_failing_client_stops_the_run_and_leaves_its_checkpoint(
     assert weights_of(folder) == weights_of(expected)
 
 
+def test_a_run_goes_on_where_sigma_is_solved_with_another_rounding(
+    tmp_path, make_grid, make_settings
+):
+    """On another machine its last digits differ; any other σ is another configuration."""
+    folder, settings = folder_at(tmp_path / "run"), make_settings("central")
+
+    def solved(factor: float) -> ServerSettings:
+        plan = settings.strategy.plan
+        plan = replace(plan, noise_multiplier=factor * plan.noise_multiplier)
+        return replace(settings, strategy=replace(settings.strategy, plan=plan))
+
+    with pytest.raises(InterruptedRunError):
+        run(folder, settings, make_grid("reproducible"), at=interrupt)
+    with pytest.raises(CheckpointError, match="belongs to a run with another configuration"):
+        run(folder, solved(1 + 1e-6), make_grid("reproducible"))
+    run(folder, solved(1 + 1e-12), make_grid("reproducible"))
+    assert rounds_of(folder)[-1] == settings.strategy.plan.rounds
+
+
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, make_grid, make_settings):
     folder = folder_at(tmp_path / "run")
     settings = make_settings("central")
