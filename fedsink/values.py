@@ -13,12 +13,14 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
+from itertools import groupby
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
-from fedsink.errors import ConfigError, FedsinkError, PrivacyError
+from fedsink.errors import CheckpointError, ConfigError, FedsinkError, PrivacyError
 
 T = TypeVar("T")
 Config = Mapping[str, Any]
@@ -209,6 +211,48 @@ def leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+MOST_CLIENTS = 10_000_000
+"""The largest number of clients in a file that is read."""
+
+_NAME = re.compile(r"(0|[1-9][0-9]{0,14})(?:-([1-9][0-9]{0,14}))?")
+
+
+def names_of(clients: range) -> list[int | str]:
+    """Returns the names of clients with one entry: ten numbers at most, else the range "0-99"."""
+    return [*clients] if len(clients) <= 10 else [f"{clients[0]}-{clients[-1]}"]
+
+
+def by_range(entries: Iterable[tuple[int, T]]) -> Iterator[tuple[int | str, T]]:
+    """Yields names and entries, given increasing clients: neighbours with equal entries share."""
+    placed = enumerate(entries)
+    for (_, entry), alike in groupby(placed, lambda one: (one[1][0] - one[0], one[1][1])):
+        clients = [client for _, (client, _) in alike]
+        for name in names_of(range(clients[0], clients[-1] + 1)):
+            yield name, entry
+
+
+def read_ranges(listed: object, below: int) -> list[tuple[range, Config]]:
+    """Returns the clients of each entry, by its `client`, and the entry; who wrote it is unknown.
+
+    Guarantees:
+        - Clients increase, none has two entries, and all are below `below`.
+        - What is refused takes neither time nor memory for the clients that it names.
+    """
+    found, free = list[tuple[range, Any]](), 0
+    for entry in listed if isinstance(listed, list) else [None]:
+        name = entry.get("client") if isinstance(entry, Mapping) else None
+        match = _NAME.fullmatch(str(name))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
+        if not free <= first <= last < below:
+            raise CheckpointError(
+                "A list of clients has increasing numbers, or ranges like 0-99, each client once "
+                f"and below {below}: {str(name)[:40]!r} is not its next one."
+            )
+        found.append((range(first, last + 1), entry))
+        free = last + 1
+    return found
 
 
 def given(options: Config) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,12 +10,20 @@ from flwr.app import ConfigRecord
 
 from fedsink.deployment.deployed_run import received
 from fedsink.deployment.results import FAILED, Receiver, frames
-from fedsink.errors import ConfigError, FedsinkError, PrivacyError
+from fedsink.errors import CheckpointError, ConfigError, FedsinkError, PrivacyError
 from fedsink.models import load
 from fedsink.protocol.packing import pack, unpack
 from fedsink.server.folder import RecordedRun
 from fedsink.server.starting_weights import statement_of
-from fedsink.values import alike, checks, privacy_checks, read_json
+from fedsink.values import (
+    alike,
+    by_range,
+    checks,
+    names_of,
+    privacy_checks,
+    read_json,
+    read_ranges,
+)
 
 
 def test_numbers_of_other_libraries_become_built_in():
@@ -106,6 +116,69 @@ def _results(text):
     for line in frames({FAILED: text.encode()}):
         receiver.take(line)
     return receiver.results()
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({}, []),
+        ({0: "a"}, [(0, "a")]),
+        (dict.fromkeys(range(10), "a"), [(k, "a") for k in range(10)]),
+        (dict.fromkeys(range(11), "a"), [("0-10", "a")]),
+        (dict.fromkeys(range(10**6), "a"), [("0-999999", "a")]),
+        ({3: "a", 7: "a"}, [(3, "a"), (7, "a")]),
+        (dict.fromkeys([*range(11), *range(12, 30)], "a"), [("0-10", "a"), ("12-29", "a")]),
+        (
+            dict.fromkeys(range(20), "a") | {9: "b"} | {20: "b"},
+            [
+                *((k, "a") for k in range(9)),
+                (9, "b"),
+                *((k, "a") for k in range(10, 20)),
+                (20, "b"),
+            ],
+        ),
+    ],
+)
+def test_neighbours_with_equal_entries_share_a_range_and_are_read_again(entries, named):
+    assert [*by_range(entries.items())] == named
+    listed = [{"client": name, "of": entry} for name, entry in named]
+    read = read_ranges(json.loads(json.dumps(listed)), 10**6)
+    assert {client: one["of"] for some, one in read for client in some} == entries
+
+
+def test_a_name_says_which_clients_without_counting_them_up():
+    assert names_of(range(4, 5)) == [4]
+    assert names_of(range(10**15)) == ["0-999999999999999"]
+
+
+_WRONG = [
+    "0-999999999999", "999-999999999999999", f"0-{'9' * 15}", f"0-{'9' * 16}", "9" * 4000, 10**15,
+    1000, "1000", "0-1000", "990-1000", "5-3", "1-0", -1, "-1", "-1-3", "3--5", "0-", "-", "", " 1",
+    "1 ", "1\n", "01", "0-05", "00-5", "1-2-3", "1,2", "0x1", "1e2", "1_0", "٣", "0–5", 1.0, 0.5,
+    "1.0", math.nan, math.inf, "NaN", True, False, None, [], [0], [[0, 5]], {"client": 0}, "client",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        *([{"client": name}] for name in _WRONG),
+        *([{"client": 0}, {"client": name}] for name in _WRONG),
+        *([{"client": "0-5"}, {"client": name}] for name in (0, 5, "0-5", "3-9", "5-9", "4")),
+        [{"client": 5}, {"client": 3}],
+        [{"client": "20-99"}, {"client": "0-9"}],
+        [{"client": "0-999999999998"}, {"client": "0-999999999999"}],
+        [{"clients": 3}], [{}], [0], ["0-5"], [None], [[{"client": 0}]],
+        None, 5, "0-5", {}, {"client": 0}, {"0-5": {}}, math.nan, True,
+    ],
+    ids=lambda listed: str(listed)[:50],
+)  # fmt: skip
+def test_guarantee_a_list_of_clients_that_is_none_is_refused_before_it_is_built(listed):
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"each client once and below 1000: .* is not its"):
+        read_ranges(listed, 1000)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
 
 
 def _in_folder(name, read):

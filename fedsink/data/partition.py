@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry
-from fedsink.values import checks
+from fedsink.values import by_range, checks
 
 Indices = np.ndarray
+
+_MOST = 1000  # entries of a partition's description
 
 
 @dataclass(frozen=True)
@@ -209,11 +212,21 @@ def manifest(
 ) -> dict[str, dict[str, Any]]:
     """Describes a partition: client → {"records": n, "labels": {class: n}}, ready for JSON.
 
+    Clients are named as `by_range` does; a partition of more than `_MOST` entries is summed up.
     These are exact counts of private data: for a simulation's own report, never for a server.
     """
-    described = {}
-    for client, part in enumerate(parts):
-        counts = torch.bincount(labels[part], minlength=len(classes)).tolist()
-        named = dict(zip(classes, counts, strict=True))
-        described[str(client)] = {"records": len(part), "labels": named}
-    return described
+
+    def described(held: list[int]) -> dict[str, Any]:
+        counts = {name: held.count(label) for label, name in enumerate(classes)}
+        return {"records": len(held), "labels": counts}
+
+    held, sizes = labels[torch.cat([*parts])].tolist(), [*map(len, parts)]
+    ends = zip(sizes, accumulate(sizes), strict=True)
+    entries = by_range(enumerate(sorted(held[end - size : end]) for size, end in ends))
+    if len(listed := [*islice(entries, _MOST + 1)]) <= _MOST:
+        return {"clients": {str(name): described(entry) for name, entry in listed}}
+    sizes.sort()
+    least_median_most = [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
+    what = f"More than {_MOST} entries were needed, so that all clients are described together."
+    together = {"meaning": what, "clients": len(sizes), "least_median_most": least_median_most}
+    return {"summary": together | described(held)}

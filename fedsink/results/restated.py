@@ -25,9 +25,9 @@ from fedsink.strategies.base.central_strategy import CentralSettings
 from fedsink.strategies.gs_wgan import of_critics, published_claim
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.strategies.privatize_once import local_statement
+from fedsink.values import MOST_CLIENTS, read_ranges
 
 _BEYOND = 1e300
-_MOST_CLIENTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,14 @@ def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
     if values != plan.to_dict():
         raise ConfigError("its plan has entries that no plan has")
     domain.ROUNDS.check_count(plan.rounds)
-    clients = _clients(len(privacy["clients"]))
+    listed = read_ranges(privacy["clients"], MOST_CLIENTS)
+    clients = _clients(sum(len(some) for some, _ in listed))
+    if listed[-1][0].stop != clients:
+        raise ConfigError("it leaves out clients")
+    names = [{"client": entry["client"]} for _, entry in listed]  # numbers or ranges, as there
     if not plan.protected:
         entries = unprotected_statement(plan, clients)
+        entries["clients"] = [entries["clients"][0] | name for name in names]
         return Restatement(entries, clients, {}, {}, plan.nominal_records, *_alone(privacy, 0.0))
     accountant, shared = str(privacy["accountant"]), privacy.get("noise_share")
     share, integers = LOCAL_NOISE, dict[int, IntegerGaussian]()
@@ -92,6 +97,7 @@ def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
         plan, clients, str(privacy["noise"]), settings.sample, accountant, share,
         tuple(integers.values()),
     )  # fmt: skip
+    entries["clients"] = [entries["clients"][0] | name for name in names]
     entries |= of_critics(plan, accountant) if "critics" in privacy else {}
     entries |= published_claim(plan)
     epsilons = {accountant: plan.epsilon(accountant)}
@@ -169,7 +175,7 @@ def _answered(
 
 
 def _clients(number: object) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= _MOST_CLIENTS:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= MOST_CLIENTS:
         raise ConfigError(f"it names {str(number)[:20]!r} clients")
     return number
 

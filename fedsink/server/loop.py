@@ -34,11 +34,12 @@ from fedsink.server.finished import shown_map, through
 from fedsink.server.folder import RecordedRun, RunFolder, command_for, note_sums, sha256_of
 from fedsink.server.masked_grid import MaskedGrid
 from fedsink.strategies.base.round_strategy import RoundStrategy
-from fedsink.values import alike, checks, read_json
+from fedsink.values import alike, by_range, checks, read_json, read_ranges
 
 _COLUMNS = 10
 _POINTS = 1000
 _MOST_VOID = 5  # messages of secure aggregation in a row
+_MOST_ABSENT = 100  # clients and ranges of them that a list names
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,15 @@ class _Training:
                 )
             strategy.load_state(tensors, values)
             strategy.round = int(values["round"])
-            strategy.missed = {int(client): count for client, count in values["missed"].items()}
+            missed = values["missed"]
+            if isinstance(missed, dict):  # of before there were ranges
+                each = sorted((int(client), count) for client, count in missed.items())
+                missed = [{"client": client, "messages": count} for client, count in each]
+            strategy.missed = {
+                client: entry["messages"]
+                for clients, entry in read_ranges(missed, strategy.clients)
+                for client in clients
+            }
             strategy.void = int(values["void"])
             elapsed = float(values["seconds"])
         folder.rewind(strategy.round)
@@ -177,10 +186,12 @@ class _Training:
             if before > 0 and not isinstance(self.grid, Keeper):
                 self.save()
             raise
+        names = [name for name, _ in by_range((client, None) for client in strategy.absent)]
+        absent = names if len(names) <= _MOST_ABSENT else len(strategy.absent)
         return {
             "round": strategy.round,
             **dict(metrics or {}),
-            **({"absent": strategy.absent} if strategy.absent else {}),
+            **({"absent": absent} if absent else {}),
             **({"void": lost} if lost else {}),
             "epsilon": _finite(strategy.epsilon_bound()),
             "seconds": round(time.monotonic() - self._started, 4),
@@ -208,11 +219,16 @@ class _Training:
             "round": self.strategy.round,
             "identity": self.identity,
             "seconds": time.monotonic() - self._started,
-            "missed": {str(client): count for client, count in self.strategy.missed.items()},
+            "missed": self._missed(),
             "void": self.strategy.void,
         }
         checkpoint.save(self.folder.checkpoint, tensors, values)
         self.saved = time.monotonic()
+
+    def _missed(self) -> list[dict[str, Any]]:
+        """Returns how many messages clients missed, by their ranges."""
+        named = by_range(sorted(self.strategy.missed.items()))
+        return [{"client": name, "messages": count} for name, count in named]
 
     def finish(self) -> dict[str, Any]:
         """Writes the last picture, the checkpoint, the generator and metrics.json."""
@@ -229,11 +245,12 @@ class _Training:
         privacy = read_json(folder.privacy.read_bytes()) if folder.privacy.is_file() else {}
         more: dict[str, Any] = {}
         if strategy.missed:  # public, since the server knows who missed messages
-            missed = sorted(strategy.missed.items())
+            missed, counts = self._missed(), strategy.missed.values()
+            sentence = f"{len(counts)} clients missed {min(counts)} to {max(counts)} messages each"
             more["participation"] = {
                 "messages": strategy.message,
                 "void": strategy.void,
-                "missed": [{"client": client, "messages": count} for client, count in missed],
+                "missed": missed if len(missed) <= _MOST_ABSENT else sentence,
                 "meaning": (
                     "All others answered every message that they were asked. Every client's ε is "
                     "that of the whole plan, whether or not its answers came in time: what came "

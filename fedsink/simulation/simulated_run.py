@@ -90,7 +90,7 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
             counts = {
                 "note": "Exact counts of private data: known to whoever simulates, never to a "
                 "server.",
-                "clients": manifest(shards, records.labels, spec.classes),
+                **manifest(shards, records.labels, spec.classes),
             }
             folder.write(folder.partition, counts)
             folder.write(folder.privacy, privacy)

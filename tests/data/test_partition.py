@@ -203,7 +203,42 @@ def test_manifest_counts_records_and_labels() -> None:
     parts = [torch.tensor([0, 1]), torch.tensor([2, 3])]
     described = manifest(parts, labels, ("a", "b", "c"))
     assert described == {
-        "0": {"records": 2, "labels": {"a": 1, "b": 0, "c": 1}},
-        "1": {"records": 2, "labels": {"a": 0, "b": 1, "c": 1}},
+        "clients": {
+            "0": {"records": 2, "labels": {"a": 1, "b": 0, "c": 1}},
+            "1": {"records": 2, "labels": {"a": 0, "b": 1, "c": 1}},
+        }
     }
     assert json.loads(json.dumps(described)) == described
+
+
+def test_a_manifest_tells_equal_neighbours_once() -> None:
+    labels = torch.cat([torch.zeros(5000, dtype=torch.int64), torch.tensor([1, 1, 0])])
+    parts = [*torch.arange(5000).split(1), torch.tensor([5000, 5001]), torch.tensor([5002])]
+    assert manifest(parts, labels, ("a", "b"))["clients"] == {
+        "0-4999": {"records": 1, "labels": {"a": 1, "b": 0}},
+        "5000": {"records": 2, "labels": {"a": 0, "b": 2}},
+        "5001": {"records": 1, "labels": {"a": 1, "b": 0}},
+    }
+
+
+@pytest.mark.parametrize("clients", [1000, 1001, 100_000])
+def test_a_manifest_of_many_different_clients_is_summed_up(clients: int) -> None:
+    labels = torch.arange(clients + 7) % 10  # the last client has eight records
+    sizes = [1] * (clients - 1) + [8]
+    classes = [str(label) for label in range(10)]
+    described = manifest(torch.arange(len(labels)).split(sizes), labels, classes)
+    assert len(json.dumps(described, indent=2)) < 400_000
+    if clients == 1000:
+        assert [*described["clients"]] == [str(client) for client in range(1000)]
+        return
+    assert len(json.dumps(described)) < 500
+    assert described == {
+        "summary": {
+            "meaning": "More than 1000 entries were needed, so that all clients are described "
+            "together.",
+            "clients": clients,
+            "least_median_most": [1, 1, 8],
+            "records": clients + 7,
+            "labels": dict(zip(classes, labels.bincount().tolist(), strict=True)),
+        }
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from collections.abc import Callable
 from functools import cache
@@ -222,12 +223,75 @@ def test_an_entry_that_no_plan_gives_is_a_reason(handed, mode):
         inner["map"]["epsilon"] = 0.1
         place = "map.epsilon"
     else:
-        inner["clients"][1]["epsilon_certified"] = 0.1
-        place = "clients[1].epsilon_certified"
+        inner["clients"][-1]["epsilon_certified"] = 0.1
+        place = f"clients[{len(inner['clients']) - 1}].epsilon_certified"
     assert refused(verdict_on(handed(inner)), place)
     other = verdict_on(handed({**inner, "fedsink": "99"}))
     assert refused(other, place)
     assert "says that fedsink 99 wrote it" in other.notes[0]
+
+
+MANY = ("clients=1000000", "rounds=20", "sigma=1.5")
+
+
+@pytest.mark.parametrize("overrides", [MANY, ("eps=inf", *MANY[:2])], ids=["noise", "none"])
+def test_a_million_clients_are_verified_as_one_range_or_as_several(handed, overrides):
+    stated = promised(*overrides)
+    (entry,) = stated["clients"]
+    assert len(json.dumps(stated, indent=2)) < 20_000
+    verdict = CONSISTENT if stated["epsilon"] else UNPROTECTED
+    ranges = ["0-999999"], [0, "1-999998", 999999], ["0-4", "5-999999"]
+    for names in ranges:
+        stated["clients"] = [{**entry, "client": name} for name in names]
+        found = verdict_on(handed(stated))
+        assert (found.verdict, found.reasons) == (verdict, [])
+    stated["clients"][1]["rate"] = 0.9
+    assert refused(verdict_on(handed(stated)), "clients[1].rate = 0.9")
+
+
+def test_an_entry_for_each_of_many_clients_is_read_as_before(handed):
+    stated = promised("clients=1000", *MANY[1:])
+    (entry,) = stated["clients"]
+    stated["clients"] = [{**entry, "client": client} for client in range(1000)]
+    assert verdict_on(handed(stated)).verdict == CONSISTENT
+    stated["clients"][700]["sigma"] *= 2
+    assert refused(verdict_on(handed(stated)), "clients[700].sigma")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["0-999999999999"], "'0-999999999999' is not its next one"),
+        ([f"0-{10**15 - 1}"], "is not its next one"),
+        (["0-10000000"], "is not its next one"),
+        (["0-50", "50-99"], "'50-99' is not its next one"),
+        (["50-99", "0-49"], "'0-49' is not its next one"),
+        (["99-0"], "'99-0' is not its next one"),
+        ([0, 0], "'0' is not its next one"),
+        ([1, 0], "'0' is not its next one"),
+        ([-1, 0], "'-1' is not its next one"),
+        ([0.0, 1.0], "'0.0' is not its next one"),
+        ([None], "'None' is not its next one"),
+        ([[0, 1]], "'[0, 1]' is not its next one"),
+        (["1-99"], "it leaves out clients"),
+        (["0-49", "51-99"], "it leaves out clients"),
+        ([1], "it leaves out clients"),
+        ([0, 2], "it leaves out clients"),
+        ([], "it names '0' clients"),
+    ],
+    ids=str,
+)
+def test_hostile_ranges_are_a_reason(handed, names, words):
+    stated = promised(*CENTRAL)
+    entry = stated["clients"][0]
+    stated["clients"] = [{**entry, "client": name} for name in names]
+    assert refused(verdict_on(handed(stated)), "privacy.json cannot be verified", words)
+
+
+@pytest.mark.parametrize("count", [10**15, 10**7 + 1, 0, -1, 2.0, True, "2", [0], math.nan, None])
+def test_a_hostile_number_of_clients_is_a_reason(handed, count):
+    stated = promised(*HONEST["ldp"]) | {"clients": count}
+    assert refused(verdict_on(handed(stated)), "privacy.json cannot be verified", "it names")
 
 
 def test_words_of_another_version_are_the_sender_s(handed):

@@ -16,6 +16,7 @@ from PIL import Image
 from fedsink.data.maps import L2Ball
 from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import load
+from fedsink.reporting.loggers import Observers
 from fedsink.server import checkpoint, loop
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError, Interruption, LoopSettings, train
@@ -208,6 +209,103 @@ def test_a_resumed_run_counts_what_was_before(tmp_path, make_grid, make_settings
     stated = json.loads(folder.privacy.read_text())["participation"]
     assert stated["missed"] == [{"client": 1, "messages": 3}]
     assert stated["void"] == 3
+
+
+K = 10**6
+
+
+@pytest.fixture
+def training(tmp_path: Path, make_grid: Grids, make_settings: Settings) -> Callable[[], Any]:
+    """Makes the training of a million clients that a process does, at a grid of two."""
+    folder, settings = folder_at(tmp_path / "run"), make_settings("central")
+    folder.write(folder.privacy, {})
+
+    def make() -> Any:
+        strategy = build_strategy(settings)
+        strategy.clients = K
+        one = loop._Training(
+            make_grid("reproducible"), strategy, folder, settings.loop, settings.identity(),
+            settings.classes, None, Observers({}),
+        )  # fmt: skip
+        one.restore()
+        return one
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("absent", "told"),
+    [
+        ([3, 7], [3, 7]),
+        (range(10), [*range(10)]),
+        (range(K), [f"0-{K - 1}"]),
+        ([1, *range(5, 900), 902], [1, "5-899", 902]),
+        (range(0, 200, 2), [*range(0, 200, 2)]),
+        (range(0, 202, 2), 101),
+        (range(0, K, 2), K // 2),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_absent_clients_are_told_by_ranges_or_of_many_how_many_they_are(training, absent, told):
+    one = training()
+    one._messages = lambda number: []
+    one.strategy.aggregate_train = lambda *_: (one.strategy.note_absent(absent), {})
+    line = json.loads(json.dumps(one.step()))
+    assert line["absent"] == told
+
+
+@pytest.mark.parametrize(
+    ("missed", "told"),
+    [
+        ({1: 3, 12: 1}, [{"client": 1, "messages": 3}, {"client": 12, "messages": 1}]),
+        (dict.fromkeys(range(K), 2), [{"client": f"0-{K - 1}", "messages": 2}]),
+        (
+            dict.fromkeys(range(K), 2) | {500: 7},
+            [
+                {"client": "0-499", "messages": 2},
+                {"client": 500, "messages": 7},
+                {"client": f"501-{K - 1}", "messages": 2},
+            ],
+        ),
+        (
+            {k: 1 + k % 5 for k in range(101)},
+            "101 clients missed 1 to 5 messages each",
+        ),
+    ],
+    ids=["few", "all", "all and one", "many"],
+)
+def test_who_missed_messages_is_kept_by_ranges(training, missed, told):
+    one = training()
+    one.strategy.missed = missed
+    one.save()
+    one = training()
+    assert one.strategy.missed == missed
+    one.finish()
+    assert one.folder.privacy.stat().st_size < 2_000
+    assert json.loads(one.folder.privacy.read_text())["participation"]["missed"] == told
+    values = checkpoint.load(one.folder.checkpoint)[1]
+    assert len(values["missed"]) == len(told) if isinstance(told, list) else len(missed)
+
+
+@pytest.mark.parametrize(
+    "missed",
+    [
+        [{"client": "0-999999999999", "messages": 1}], [{"client": K, "messages": 1}],
+        [{"client": "0-9", "messages": 1}, {"client": "5-12", "messages": 1}],
+        [{"client": "9-0", "messages": 1}], {"-1": 1}, {"999999999999": 1}, None,
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_checkpoint_of_other_clients_is_refused(training, missed):
+    one = training()
+    one.save()
+    tensors, values = checkpoint.load(one.folder.checkpoint)
+    checkpoint.save(one.folder.checkpoint, tensors, {**values, "missed": missed})
+    with pytest.raises(CheckpointError, match="is not its next one"):
+        training()
+    of_old = {"10": 2, "2": 1, "999999": 3}
+    checkpoint.save(one.folder.checkpoint, tensors, {**values, "missed": of_old})
+    assert training().strategy.missed == {2: 1, 10: 2, 999999: 3}
 
 
 @pytest.mark.medium

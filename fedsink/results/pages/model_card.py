@@ -74,6 +74,7 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
     return reader.get_template("card.md.j2").render(
         header=Markup(header.to_yaml()), title=title, picture=PICTURE, version=__version__,
         config=config, privacy=privacy, result=result, private=private, pictures=pictures,
+        clients=number(checks.count("clients", config["clients"])),
         number=number, cautions=cautions(privacy, config),
         evaluations=[_measured(figures) for figures in evaluations],
         law=Markup(config.get("observation", {})), mix=Markup(result["label_prior"]),

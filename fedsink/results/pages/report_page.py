@@ -30,11 +30,11 @@ from fedsink.results.pages.page import (
     render,
     spread,
 )
-from fedsink.results.pages.uploads import Uploads
+from fedsink.results.pages.uploads import Uploads, label, missed_messages
 from fedsink.server.folder import SUMS, RecordedRun, cautions, command_for, note_sums
 from fedsink.server.loop import LoopSettings
 from fedsink.strategies.methods import STRATEGIES
-from fedsink.values import strictly
+from fedsink.values import checks, strictly
 
 FILE_NAME = "report.html"
 
@@ -132,7 +132,7 @@ def report_page(run: RecordedRun) -> bytes:
         leaves=STRATEGIES.find(method).Settings.leaves,
         data=data.name,
         name=(config.get("run") or {}).get("name", ""),
-        clients=config["clients"],
+        clients=number(checks.count("clients", config["clients"])),
         finished=run.finished,
         failed=run.failure is not None,
         ended=_ended(run, done),
@@ -146,7 +146,7 @@ def report_page(run: RecordedRun) -> bytes:
         schedule=_SCHEDULES.get(str(privacy.get("schedule")), ""),
         arrays=data.name == ARRAYS,
         uploads=None if data.name == ARRAYS else Uploads.of(run),
-        missed=(privacy.get("participation") or {}).get("missed", []),
+        missed=_missed(privacy, config["clients"]),
         curves=_curves(run),
         grids=_grids(run, data),
         points=len(data.shape) == 1,
@@ -160,6 +160,14 @@ def report_page(run: RecordedRun) -> bytes:
         **_configuration(run),
         files=_files(run),
     )
+
+
+def _missed(privacy: dict[str, Any], clients: int) -> str:
+    """Says which of K clients missed how many messages."""
+    if isinstance(told := (privacy.get("participation") or {}).get("missed"), str):
+        return told
+    found = missed_messages(privacy, clients)
+    return ", ".join(f"{label(some)} missed {number(count)}" for some, count in found)
 
 
 def _ended(run: RecordedRun, done: int) -> str:

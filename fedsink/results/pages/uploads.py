@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import accumulate, groupby, repeat
 from typing import Any
 
 from fedsink.configuration import Configuration
@@ -15,6 +16,9 @@ from fedsink.results.pages.page import MISSING, PageTable, number, size
 from fedsink.server.folder import RecordedRun
 from fedsink.strategies.base.round_strategy import StrategySettings
 from fedsink.strategies.methods import settings_of
+from fedsink.values import MOST_CLIENTS, checks, read_ranges
+
+_MOST_ROWS = 20  # that name clients
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Uploads:
     Attributes:
         what: content of a reply, in words.
         when: times at which a client answers, in words.
-        table: a row for each range of neighbouring clients with equal uploads.
+        table: a row for each range of clients with equal uploads, or, of many ranges, their number.
     """
 
     what: str
@@ -40,6 +44,7 @@ class Uploads:
         Raises:
             FedsinkError: the stored configuration belongs to another version.
         """
+        checks.within("clients", run.config["clients"], f"[1, {MOST_CLIENTS}]")
         config = Configuration.read(run.config)
         settings = settings_of(config, "report")
         weights = _weights(config)
@@ -50,14 +55,18 @@ class Uploads:
 
 
 def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, rounds: int) -> Uploads:
-    privacy = run.privacy or {}
-    spent = {int(entry["client"]): _epsilon(entry) for entry in privacy.get("clients", [])}
-    missed, together = _missed(privacy), settings.uses_per_message
+    privacy, clients, together = run.privacy or {}, settings.clients, settings.uses_per_message
+    spent, missed = [MISSING] * clients, [0] * clients
+    for some, entry in read_ranges(privacy.get("clients", []), clients):
+        spent[some.start : some.stop] = [_epsilon(entry)] * len(some)
+    for some, count in missed_messages(privacy, clients):
+        missed[some.start : some.stop] = [count] * len(some)
+    asked = (settings.rounds_asked(client, rounds) for client in range(clients))
     sizes = cache(lambda count: _size(settings, count, weights))
 
-    def row(client: int) -> tuple[str, ...]:
-        absent = missed.get(client, 0)
-        messages, left = divmod(settings.rounds_asked(client, rounds), together)
+    @cache
+    def row(asked: int, absent: int, epsilon: str) -> tuple[str, ...]:
+        messages, left = divmod(asked, together)
         full, last = sizes(together), sizes(left) if left else 0
         told = (MISSING, MISSING)
         if absent and left and full is not None:  # it may have missed the last message, a short one
@@ -65,7 +74,7 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
         elif full is not None and last is not None:
             told = (size(full), size((messages - absent) * full + last))
         replies = number(messages + (left > 0) - absent)
-        return (replies, *told, spent.get(client, MISSING))
+        return (replies, *told, epsilon)
 
     columns = ["client", "replies", "bytes each", "bytes in all", "ε"]
     many = "" if together == 1 else f", each for {together} rounds"
@@ -74,7 +83,7 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
         f"{_rhythm(privacy)}{many}",
         PageTable(
             columns,
-            _grouped([row(k) for k in range(settings.clients)]),
+            _grouped(map(row, asked, missed, spent)),
             numeric=frozenset({1, 2, 3, 4}),
         ),
     )
@@ -92,19 +101,27 @@ def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads
         _epsilon(privacy) if privacy else MISSING,
     )
     columns = ["client", "when", "bytes per record", "ε"]
-    rows = _grouped([row] * settings.clients)
+    rows = _grouped(repeat(row, settings.clients))
     when = "once, before the first training step; training longer costs nothing"
     return Uploads(settings.leaves, when, PageTable(columns, rows, numeric=frozenset({2, 3})))
 
 
-def _grouped(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Joins equal neighbours, and labels rows with their clients."""
-    told = []
-    for row, alike in groupby(enumerate(rows), key=lambda entry: entry[1]):
-        clients = [client for client, _ in alike]
-        several = f"clients {clients[0]}–{clients[-1]}, each"
-        told.append((several if len(clients) > 1 else f"client {clients[0]}", *row))
-    return told
+def _grouped(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Joins equal neighbours, or all that are equal, and labels rows with their clients."""
+    runs = [(row, sum(1 for _ in alike)) for row, alike in groupby(rows)]
+    if len(runs) > _MOST_ROWS:
+        counts = Counter[tuple[str, ...]]()
+        for row, count in runs:
+            counts[row] += count
+        return [(f"each of {number(count)}", *row) for row, count in counts.items()]
+    ends = accumulate(count for _, count in runs)
+    places = [(range(end - run[1], end), run[0]) for run, end in zip(runs, ends, strict=True)]
+    return [(label(some) + ", each" * (len(some) > 1), *row) for some, row in places]
+
+
+def label(clients: range) -> str:
+    """Returns "client 3", or "clients 0–99"."""
+    return f"clients {clients[0]}–{clients[-1]}" if len(clients) > 1 else f"client {clients[0]}"
 
 
 def _rhythm(privacy: Mapping[str, Any]) -> str:
@@ -114,9 +131,13 @@ def _rhythm(privacy: Mapping[str, Any]) -> str:
     }.get(str(privacy.get("schedule")), "in every round")
 
 
-def _missed(privacy: Mapping[str, Any]) -> dict[int, int]:
-    entries = (privacy.get("participation") or {}).get("missed", [])
-    return {int(entry["client"]): int(entry["messages"]) for entry in entries}
+def missed_messages(privacy: Mapping[str, Any], clients: int) -> list[tuple[range, int]]:
+    """Returns the numbers of messages that clients missed; none where a sentence tells them."""
+    listed = (privacy.get("participation") or {}).get("missed", "")
+    return [
+        (some, checks.count("messages", entry.get("messages"), minimum=0))
+        for some, entry in read_ranges([] if isinstance(listed, str) else listed, clients)
+    ]
 
 
 def _size(settings: StrategySettings, count: int, weights: int) -> int | None:

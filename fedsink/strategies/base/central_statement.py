@@ -13,6 +13,7 @@ from fedsink.configuration import noise_entries
 from fedsink.privacy import ACCOUNTANTS, LOCAL_NOISE, NoiseShare, PrivacyPlan, UnprotectedPlan
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.secagg.graph import most_colluders
+from fedsink.values import names_of
 
 _EVERYBODY = (
     "everybody who sees the messages, the server included, and everybody who sees the generator"
@@ -167,7 +168,7 @@ def central_statement(
         "accountant_library": ACCOUNTANTS.find(accountant).library,
         **sample.entries(plan, accountant),
         **(_shared_noise(plan, clients, share, integers) if shared else {}),
-        "clients": [{"client": k, **of_client} for k in range(clients)],
+        "clients": [{"client": name, **of_client} for name in names_of(range(clients))],
         **noise_entries(noise),
         "protected": (
             f"{_PROTECTED[plan.adjacency]}, against {_SEEN_BY if shared else _EVERYBODY}. "
@@ -255,7 +256,7 @@ def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]
         "schedule": plan.schedule.name,
         "rounds_per_record": plan.uses,
         "capacity": plan.capacity,
-        "clients": [{"client": k, **of_client} for k in range(clients)],
+        "clients": [{"client": name, **of_client} for name in names_of(range(clients))],
         "sample_secrecy": "Of no use where nothing is noised.",
         "noise": "none",
         "noise_meaning": "Nothing is noised.",

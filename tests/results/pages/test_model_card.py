@@ -43,6 +43,13 @@ def test_real_data_stand_beside_the_generator_and_class_means_do_not(begin: Begi
     assert "(with its observation model)" in text
 
 
+@pytest.mark.parametrize("mode", ["central", "ldp"])
+def test_a_card_counts_a_million_owners(begin: Begin, mode: str) -> None:
+    text = card(begin, f"mode={mode}", "clients=1000000")
+    assert "their 1,000,000 owners: " in text
+    assert len(text) < 10_000
+
+
 @pytest.mark.medium
 def test_points_are_not_observed(begin: Begin) -> None:
     assert "observation model" not in card(begin, "mode=ldp", "data=half_circle")

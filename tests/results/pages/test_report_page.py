@@ -215,6 +215,22 @@ def test_who_missed_rounds_is_told(begin: Begin) -> None:
     assert "client 3 16 " in seen
 
 
+def test_a_page_of_a_million_clients_is_small_and_readable(begin: Begin) -> None:
+    folder = begin("mode=central", "clients=1000000")
+    stated = json.loads(folder.privacy.read_text())
+    assert len(stated["clients"]) == 1
+    missed = [{"client": 3, "messages": 4}, {"client": "20-999999", "messages": 1}]
+    folder.write(folder.privacy, {**stated, "participation": {"missed": missed}})
+    page = _page(folder)
+    assert "1,000,000 clients · 20 rounds" in page.seen
+    assert "client 3 missed 4, clients 20–999999 missed 1. Their ε is" in page.seen
+    assert re.search("clients 0–2, each 20 .* client 3 16 .* clients 4–19, each 20 ", page.seen)
+    assert (folder.path / "report.html").stat().st_size < 3_000_000
+    sentence = "500000 clients missed 1 to 7 messages each"
+    folder.write(folder.privacy, {**stated, "participation": {"missed": sentence}})
+    assert f"did not answer every message: {sentence}. Their" in _page(folder).seen
+
+
 @pytest.mark.medium
 def test_a_page_that_fails_loses_no_run(begin: Begin, capsys: pytest.CaptureFixture[str]) -> None:
     folder = begin("mode=central", "report.html=true")

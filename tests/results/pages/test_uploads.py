@@ -10,6 +10,7 @@ from flwr.app import Message
 
 from fedsink.clients.app import client_app
 from fedsink.conf.acting import compose_config
+from fedsink.errors import CheckpointError, ConfigError
 from fedsink.protocol.packing import payload_bytes
 from fedsink.reporting.output_files import write_json
 from fedsink.results.pages.uploads import Uploads
@@ -116,6 +117,80 @@ def test_what_a_client_missed_has_not_left_it(begin: Begin) -> None:
     assert (before[2][0], rows[2][0]) == ("20", "15")
     whole, left = (float(row[2][2].partition(" ")[0]) for row in (before, rows))
     assert left == pytest.approx(0.75 * whole, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["joint", "turns", "ldp"])
+def test_a_million_clients_have_few_rows(begin: Begin, kind: str) -> None:
+    options = {
+        "joint": ("mode=central",),
+        "turns": ("mode=central", "strategy=gs_wgan", "strategy.turns=3"),
+        "ldp": ("mode=ldp",),
+    }
+    folder = begin(*options[kind], "clients=1000000")
+    rows = Uploads.of(RecordedRun.of(folder.path)).table.rows
+    names = (
+        ["each of 333,334", "each of 666,666"] if kind == "turns" else ["clients 0–999999, each"]
+    )
+    assert [row[0] for row in rows] == names
+    assert folder.privacy.stat().st_size < 20_000
+    if kind != "joint":
+        return
+    stated = {**(RecordedRun.of(folder.path).privacy or {})}
+    stated["participation"] = {"messages": 20, "missed": [{"client": "10-99999", "messages": 3}]}
+    write_json(folder.privacy, stated)
+    rows = Uploads.of(RecordedRun.of(folder.path)).table.rows
+    assert [row[:2] for row in rows] == [
+        ("clients 0–9, each", "20"), ("clients 10–99999, each", "17"),
+        ("clients 100000–999999, each", "20"),
+    ]  # fmt: skip
+    missed = [{"client": client, "messages": 1 + client % 2} for client in range(0, 50, 2)]
+    missed[7] |= {"messages": 5}
+    stated["participation"] = {"messages": 20, "missed": missed}
+    write_json(folder.privacy, stated)
+    rows = Uploads.of(RecordedRun.of(folder.path)).table.rows
+    assert [row[:2] for row in rows] == [
+        ("each of 24", "19"), ("each of 999,975", "20"), ("each of 1", "15"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["0-999999999999", "0-5", 5, "3-1", -1, 0.0, None, [0], True, "0-4294967296"],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["clients", "missed"])
+def test_clients_that_the_run_does_not_have_are_refused(
+    begin: Begin, name: object, place: str
+) -> None:
+    folder = begin("mode=central")
+    stated = {**(RecordedRun.of(folder.path).privacy or {})}
+    if place == "clients":
+        stated["clients"] = [{**stated["clients"][0], "client": name}]
+    else:
+        stated["participation"] = {"messages": 20, "missed": [{"client": name, "messages": 1}]}
+    write_json(folder.privacy, stated)
+    with pytest.raises(CheckpointError, match=r"below 5: .* is not its next one"):
+        Uploads.of(RecordedRun.of(folder.path))
+
+
+@pytest.mark.parametrize("messages", [-1, 1.5, "1", None, [1], True])
+def test_a_number_of_messages_that_is_none_is_refused(begin: Begin, messages: object) -> None:
+    folder = begin("mode=central")
+    stated = {**(RecordedRun.of(folder.path).privacy or {})}
+    stated["participation"] = {"missed": [{"client": 1, "messages": messages}]}
+    write_json(folder.privacy, stated)
+    with pytest.raises(ConfigError, match="messages must be a whole number of at least 0"):
+        Uploads.of(RecordedRun.of(folder.path))
+
+
+@pytest.mark.parametrize("clients", [10**7 + 1, 10**15])
+@pytest.mark.parametrize("mode", ["central", "ldp"])
+def test_a_run_of_more_clients_than_there_are_is_refused(
+    begin: Begin, clients: int, mode: str
+) -> None:
+    folder = begin(f"mode={mode}", change=lambda config: {**config, "clients": clients})
+    with pytest.raises(ConfigError, match=r"clients must be in \[1, 10000000\]"):
+        Uploads.of(RecordedRun.of(folder.path))
 
 
 @pytest.mark.medium

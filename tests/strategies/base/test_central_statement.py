@@ -245,6 +245,20 @@ def test_the_statement_promises_nothing_and_is_json():
     assert "ε = ∞" in stated["mechanism"]
 
 
+@pytest.mark.parametrize("clients", [1, 10, 11, 10**3, 10**5, 10**6, 10**12])
+def test_a_statement_has_a_constant_size(clients):
+    """Up to ten clients are told one by one, more of them as a range."""
+    plan = UnprotectedPlan(0.1, 100, "batch", ClassSchedule(10))
+    for stated in (
+        central_statement(_BATCH, clients, "secret", _SAMPLE),
+        unprotected_statement(plan, clients),
+    ):
+        assert len(json.dumps(stated, indent=2)) < 4_000
+        names = [entry["client"] for entry in stated["clients"]]
+        assert names == ([*range(clients)] if clients <= 10 else [f"0-{clients - 1}"])
+        assert {entry["epsilon"] for entry in stated["clients"]} == {stated["epsilon"]}
+
+
 def test_it_has_the_keys_of_a_statement_that_promises_something():
     protecting = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
     plan = UnprotectedPlan(0.1, 100, "batch", ClassSchedule(10))
