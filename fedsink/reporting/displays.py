@@ -20,12 +20,10 @@ def printable(text: str) -> str:
 
 
 class ForgivingStream:
-    """Writes to another stream until that fails, and from then on nowhere.
+    """Writes to another stream until that fails, and from then on nowhere."""
 
-    If a pipe has lost its reader, or a terminal or file was closed, progress is lost and the run
-    continues. What its encoding lacks is written as a question mark. (rich by itself answers a
-    broken pipe by closing standard output and exiting.)
-    """
+    # A pipe that has lost its reader, or a closed terminal, costs progress and not the run (rich by
+    # itself closes standard output and exits). What its encoding lacks becomes a question mark.
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream  # None: it was closed before the program began
@@ -77,17 +75,13 @@ def format_table(rows: Sequence[Mapping[str, object]]) -> str:
     """Aligns rows under their keys; the columns are the keys in order of first appearance.
 
     Numbers are set flush right with three decimals (or significant digits where those would show
-    only zeros), text flush left; a missing key or None shows as "-". The text has no final
-    newline.
+    only zeros), text flush left; a missing key or None shows as "-".
 
     >>> print(format_table([{"run": "a", "loss": 0.25}, {"run": "b", "loss": None}]))
     run   loss
     ---  -----
     a    0.250
     b        -
-
-    Raises:
-        ValueError: no rows, or rows without any key.
     """
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if not columns:

@@ -45,23 +45,9 @@ def save_grid(
     columns: int = 10,
     scale: int | None = None,
 ) -> None:
-    """Draws one row per class, its name on the left, and writes the grid as PNG, atomically.
-
-    A row shows the first `columns` images with its label; further cells stay empty.
-
-    Args:
-        images: (N, C, H, W) in [0, 1], C = 1 (grey) or 3 (red, green, blue); values outside are
-            clamped.
-        labels: (N,), integers in 0..len(class_names)-1.
-        class_names: a name per class, in the order of the labels.
-        path: the PNG file; its folder is made if it is missing.
-        columns: images per row.
-        scale: nearest-neighbour enlargement; None enlarges to a side of about 48 pixels
-            (8×8 six times, 28×28 twice, 64×64 not at all).
-
-    Raises:
-        ValueError: shapes, labels or sizes that do not fit, or images that are not finite.
-    """
+    """Writes a PNG, atomically: for each class its name and its first `columns` images."""
+    # Images are (N, C, H, W) in [0, 1], C = 1 or 3, values outside are clamped. `scale` is the
+    # enlargement; None: to a side of about 48 pixels (8×8 six times, 28×28 twice).
     write_png(_page(images, labels, class_names, columns, scale), Path(path))
 
 
@@ -126,15 +112,7 @@ def _check_grid(
 
 
 def save_points(points: Tensor, path: str | os.PathLike[str]) -> None:
-    """Draws points in the plane, both axes to one scale, and writes a PNG, atomically.
-
-    Args:
-        points: (N, 2), N > 0.
-        path: the PNG file; its folder is made if it is missing.
-
-    Raises:
-        ValueError: a shape other than (N, 2), no points, or points that are not finite.
-    """
+    """Draws points in the plane (N, 2), both axes to one scale, and writes a PNG, atomically."""
     points = _checked_points(points)
     from PIL import Image, ImageDraw
 

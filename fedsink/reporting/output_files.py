@@ -17,21 +17,12 @@ RELEASED = ("generator.safetensors", "generator.json", "privacy.json")
 
 
 def write_json(path: str | os.PathLike[str], value: object) -> None:
-    """Replaces `path` by `value` as indented JSON, atomically.
-
-    Raises:
-        ValueError: a number that is not finite (JSON has none), or a value that JSON cannot hold;
-            an existing file stays as it was.
-    """
+    """Replaces `path` by `value` as indented JSON, atomically; a ValueError leaves it as it was."""
     write_atomic(Path(path), (_encode(value, indent=2) + "\n").encode())
 
 
 def append_jsonl(path: str | os.PathLike[str], values: Mapping[str, object]) -> None:
-    """Appends `values` to `path` as one line of JSON.
-
-    Raises:
-        ValueError: as `write_json`; nothing is written then.
-    """
+    """Appends `values` to `path` as one line of JSON; after a ValueError nothing is written."""
     line = _encode(dict(values), indent=None) + "\n"
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -40,22 +31,8 @@ def append_jsonl(path: str | os.PathLike[str], values: Mapping[str, object]) -> 
 
 
 def truncate_jsonl(path: str | os.PathLike[str], key: str, last: int) -> int:
-    """Keeps the lines whose value under `key` is at most `last`, so that a resumed run can append.
-
-    A last line torn by a crash is dropped; kept lines keep their bytes. A missing file holds no
-    line. The replacement is atomic.
-
-    Args:
-        path: a file written by `append_jsonl`.
-        key: the key of a whole number in every line, for instance "round".
-        last: the last value to keep.
-
-    Returns:
-        The number of lines kept.
-
-    Raises:
-        CheckpointError: a line other than the last is not a JSON object, or one lacks `key`.
-    """
+    """Keeps the lines whose number under `key` is at most `last`, atomically; returns how many."""
+    # Kept lines keep their bytes; a last line torn by a crash is dropped.
     target = Path(path)
     if not target.exists():
         return 0

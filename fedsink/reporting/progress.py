@@ -26,21 +26,9 @@ class Progress:
     narrow, the bar gives way, then the end of the line. Elsewhere a line is printed for the first
     and the last update and in between after a tenth of the rounds, or after 5 s (a twentieth of the
     time so far once that is longer, which keeps the log of a day-long run short). All except the
-    notebook's bar goes to standard error. An error or Ctrl-C passes through; the terminal is
-    restored and the last state shown. A stream that can no longer be written to never stops the
-    run. Rate and time left count no round before the first update, because whatever is built,
-    compiled or loaded once comes before it.
-
-    Example:
-        >>> with Progress(2000, "central") as progress:
-        ...     progress.update(1, loss=0.25, ε=1.3)
-
-    Args:
-        total: rounds of the whole run.
-        title: name of the run.
-        start_round: rounds done by an earlier process; rate and time left do not count them.
-        stream: None for standard error.
-        clock: seconds from any origin.
+    notebook's bar goes to standard error. Rate and time left count neither the rounds of an earlier
+    process (`start_round`) nor those before the first update: whatever is built, compiled or loaded
+    once comes before it.
     """
 
     def __init__(

@@ -21,14 +21,8 @@ ROWS = 1000
 
 
 def write_npz(path: Path, images: Tensor, labels: Tensor, *, as_bytes: bool = True) -> None:
-    """Writes x (pictures: uint8, (n, C, H, W); points: float32, (n, d)) and y (int64, (n,)).
-
-    Args:
-        path: the file.
-        images: in [0, 1].
-        labels: the labels of the images.
-        as_bytes: round pictures to uint8; False: float32 in [0, 1], as DPImageBench reads them.
-    """
+    """Writes x (pictures: uint8, (n, C, H, W); points: float32, (n, d)) and y (int64, (n,))."""
+    # Without `as_bytes` pictures are float32 in [0, 1], as DPImageBench reads them.
     x = _bytes(images) if as_bytes and images.ndim == 4 else images
     buffer = io.BytesIO()
     np.savez_compressed(buffer, x=x.numpy(), y=labels.numpy())
@@ -36,12 +30,7 @@ def write_npz(path: Path, images: Tensor, labels: Tensor, *, as_bytes: bool = Tr
 
 
 def write_folder(path: Path, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
-    """Writes path/CLASS/NUMBER.png.
-
-    Raises:
-        ConfigError: a class is no name of a folder.
-        DataError: PNG cannot hold the samples.
-    """
+    """Writes path/CLASS/NUMBER.png."""
     check_pictures(tuple(images.shape[1:]))
     check_folders(names)
     with new_folder(path) as folder:
@@ -53,27 +42,16 @@ def write_folder(path: Path, images: Tensor, labels: Tensor, names: Sequence[str
 
 
 def check_folders(names: Sequence[str]) -> None:
-    """Refuses classes that no folder can be called after, such as "../b" of a stranger's run.
-
-    Raises:
-        ConfigError: by the class's name.
-    """
+    """Refuses classes that no folder can be called after, such as "../b" of a stranger's run."""
     for name in names:
         if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
             raise ConfigError(f"The class {name!r} is no name of a folder: take out=NAME.npz.")
 
 
 def write_parquet(path: Path, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
-    """Writes the columns `image` and `label` as Hugging Face's `datasets` reads and shows them.
-
-    `image` is a struct of `bytes` (PNG) and `path`, `label` an int64; the schema's metadata say
-    under "huggingface" that these are an Image and a ClassLabel with the names. A row group holds
-    `ROWS` pictures.
-
-    Raises:
-        ConfigError: pyarrow is missing.
-        DataError: PNG cannot hold the samples.
-    """
+    """Writes the columns `image` and `label` as Hugging Face's `datasets` reads and shows them."""
+    # `image` is a struct of `bytes` (PNG) and `path`, `label` an int64; the schema's metadata say
+    # under "huggingface" that these are an Image and a ClassLabel with the names.
     check_pictures(tuple(images.shape[1:]))
     arrow, parquet = pyarrow()
     features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": [*names]}}
@@ -93,11 +71,7 @@ def write_parquet(path: Path, images: Tensor, labels: Tensor, names: Sequence[st
 
 
 def pyarrow() -> tuple[Any, Any]:
-    """Imports pyarrow and pyarrow.parquet.
-
-    Raises:
-        ConfigError: they are missing.
-    """
+    """Imports pyarrow and pyarrow.parquet; a ConfigError says that they are missing."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
@@ -108,11 +82,7 @@ def pyarrow() -> tuple[Any, Any]:
 
 
 def check_pictures(shape: tuple[int, ...]) -> None:
-    """Refuses samples of a shape, without the batch, that PNG cannot hold.
-
-    Raises:
-        DataError: the message says what can hold them.
-    """
+    """Refuses samples of a shape, without the batch, that PNG cannot hold."""
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(
             f"Only pictures with 1 or 3 channels can be written as PNG, not {shape}: write to a "

@@ -22,11 +22,7 @@ from fedsink.results.evaluation.sets import Classifier, ClassifierTrainer, Repor
 def train_nearest_class_mean(
     images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None = None
 ) -> Classifier:
-    """Predicts the class with the nearest mean, `argmin_c ‖x − x̄_c‖₂`.
-
-    It is a `ClassifierTrainer`, and learns the least that labelled pictures can teach: nothing is
-    held out, and nothing is drawn.
-    """
+    """Predicts the class with the nearest mean, `argmin_c ‖x − x̄_c‖₂`; nothing is drawn."""
     means, present = class_means(images, labels)
     if report is not None:
         report(f"nearest class mean: {len(present)} classes")
@@ -39,14 +35,7 @@ def train_nearest_class_mean(
 
 
 class Classic:
-    """`ClassifierTrainer` of one classifier of scikit-learn, or of a library with its interface.
-
-    The library is imported when the trainer is called.
-
-    Attributes:
-        path: module and class, for instance "sklearn.svm.LinearSVC".
-        options: arguments of the class, except the seed; others are the library's defaults.
-    """
+    """`ClassifierTrainer` of a class with scikit-learn's interface, imported when it is called."""
 
     def __init__(self, path: str, **options: Any) -> None:
         self.path, self.options = path, options
@@ -60,12 +49,6 @@ class Classic:
         seed: int,
         report: Report | None = None,
     ) -> Classifier:
-        """Returns the classifier learnt from images (N, C, H, W) and labels (N,).
-
-        The eigen solver of discriminant analysis refuses pictures that do not vary within their
-        classes. The classifier is then its limit for a covariance c·I, c → 0: the nearest class
-        mean.
-        """
         if report is not None:
             report(f"{self.path.rpartition('.')[2]}: {len(images)} images")
         # Consecutive labels: xgboost wants them, and a collapsed generator may leave classes out.
@@ -78,7 +61,9 @@ class Classic:
                 # Iteration limits and collinear pixels belong to the protocol.
                 warnings.simplefilter("ignore")
                 model.fit(images.flatten(1).numpy(), index.numpy())
-        except np.linalg.LinAlgError:  # a covariance that is not positive definite
+        except np.linalg.LinAlgError:
+            # The eigen solver of discriminant analysis refuses pictures that do not vary within
+            # their classes: its limit for a covariance c·I, c → 0, is the nearest class mean.
             return train_nearest_class_mean(images, labels, classes=classes, seed=seed)
 
         def classify(new_images: Tensor) -> Tensor:

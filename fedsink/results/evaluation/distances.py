@@ -14,21 +14,13 @@ PROJECTION_BLOCK = 64
 
 
 def sliced_w2(x: Tensor, y: Tensor, *, projections: int = 512, seed: int = 0) -> float:
-    """Returns the sliced Wasserstein-2 distance between two samples, in the samples' units.
+    """Returns the sliced Wasserstein-2 distance of samples (N, ...) and (M, ...), in their units.
 
     `SW₂² = E_θ W₂²(θ·x, θ·y)`, θ uniform on the unit sphere of dimension d (Bonneel et al. 2015,
-    eq. 4), by the mean over `projections` directions. In one dimension the sorted order is the
-    optimal plan, `W₂² = 1/n Σ_i (x_(i) − y_(i))²`. The larger sample is cut to the smaller one's
-    size by drawing without replacement. Two points at distance a have SW₂² = a²/d in expectation.
-
-    Args:
-        x: (N, ...); trailing dimensions are flattened to d.
-        y: (M, ...), the same d.
-        projections: number of directions; the relative error falls as its inverse square root.
-        seed: the seed of the directions and of the cut.
-
-    Raises:
-        ValueError: empty or non-finite samples, different d, projections below 1.
+    eq. 4), by the mean over `projections` directions: the relative error falls as the inverse root
+    of their number. In one dimension the sorted order is the optimal plan,
+    `W₂² = 1/n Σ_i (x_(i) − y_(i))²`. The larger sample is cut to the smaller one's size by drawing
+    without replacement. Two points at distance a have SW₂² = a²/d in expectation.
     """
     x, y = _points(x, "x"), _points(y, "y")
     _same_dimension(x, y)
@@ -47,39 +39,30 @@ def sliced_w2(x: Tensor, y: Tensor, *, projections: int = 512, seed: int = 0) ->
 
 
 def exact_w2(x: Tensor, y: Tensor) -> float:
-    """Returns the Wasserstein-2 distance of two samples with equal weights, in their units.
+    """Returns the Wasserstein-2 distance of samples (N, ...) and (M, ...), in their units.
 
     `W₂² = min_π Σ_ij π_ij ‖x_i − y_j‖²` over couplings π with marginals 1/N and 1/M, solved as an
     assignment by SciPy where N = M, else as a linear program by POT. Takes N·M·8 bytes and
     minutes beyond a few thousand points: draw fewer with `subsample`.
-
-    Args:
-        x: points (N, d); trailing dimensions are flattened.
-        y: points (M, d).
-
-    Raises:
-        ValueError: empty or non-finite samples, different d, or N ≠ M without POT.
     """
     x, y = _points(x, "x"), _points(y, "y")
     _same_dimension(x, y)
     cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
-    return _assignment_w2(cost) if len(x) == len(y) else _program_w2(cost)
+    if len(x) != len(y):
+        return _program_w2(cost)
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(cost)
+    return math.sqrt(float(cost[rows, columns].mean()))
 
 
 def frechet_distance(x: Tensor, y: Tensor) -> float:
-    """Returns the squared Wasserstein-2 distance of the Gaussians with the samples' moments.
+    """Returns the squared Wasserstein-2 distance of Gaussians with the moments of (N, d), (M, d).
 
     `d² = ‖m_x − m_y‖² + tr(C_x + C_y − 2 (C_x^½ C_y C_x^½)^½)` with sample means m and unbiased
     covariances C (Dowson and Landau 1982, eq. 16; Heusel et al. 2017, eq. 6, call it FID when the
     features are Inception's). In the features' units squared. It is biased upwards, the more the
     fewer rows there are per dimension (Bińkowski et al. 2018): compare equal sizes only.
-
-    Args:
-        x: features (N, d), N >= 2.
-        y: features (M, d), M >= 2.
-
-    Raises:
-        ValueError: fewer than two rows, different d, or values that are not finite.
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
         raise ValueError(
@@ -97,11 +80,7 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
 
 
 def subsample(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    """Draws `size` of the N rows of x without replacement; x itself when size >= N.
-
-    Raises:
-        ValueError: size below 1.
-    """
+    """Draws `size` of the N rows of x without replacement; x itself when size >= N."""
     if size < 1:
         raise ValueError(f"A subsample needs a size of at least 1; received {size}.")
     if size >= len(x):
@@ -110,11 +89,7 @@ def subsample(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
 
 
 def label_histogram(labels: Tensor, classes: int) -> list[int]:
-    """Counts the labels 0..classes-1 in `labels` (N,).
-
-    Raises:
-        ValueError: a label out of range, labels that are not integers, or classes below 1.
-    """
+    """Counts the labels 0..classes-1 in `labels` (N,)."""
     if classes < 1:
         raise ValueError(f"A histogram needs at least 1 class; received classes={classes}.")
     if labels.dtype.is_floating_point or labels.dtype.is_complex:
@@ -126,13 +101,6 @@ def label_histogram(labels: Tensor, classes: int) -> list[int]:
             f"received labels from {int(labels.min())} to {int(labels.max())}."
         )
     return [int(count) for count in torch.bincount(labels, minlength=classes)]
-
-
-def _assignment_w2(cost: np.ndarray) -> float:
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(cost)
-    return math.sqrt(float(cost[rows, columns].mean()))
 
 
 def _program_w2(cost: np.ndarray) -> float:

@@ -32,32 +32,13 @@ def accuracies(
     progress: Report | None = None,
     trainers: Mapping[str, ClassifierTrainer] = FAST,
 ) -> dict[str, float]:
-    """Returns the accuracy on the real test set of classifiers trained only on `data`.
+    """Returns the accuracy on the real test set of each classifier, trained only on `data`.
 
     All classifiers are finished before the test set is scored once, so it selects nothing: not the
-    epoch, not a hyper-parameter, not a classifier (mathematics.md, section 5; DPImageBench).
-
-    Args:
-        data: images (N, C, H, W) in [0, 1] and labels (N,), N >= 10.
-        test: real images (M, C, H, W) and labels (M,).
-        classes: number of classes.
-        seed: the seed of everything that is drawn; the same seed gives the same figures on one
-            machine with one number of threads.
-        origin: the origin of `data`. "real training" gives the column beside a result; it is not
-            private and belongs to benchmarks on public data.
-        size: train on this many images drawn without replacement, to compare like with like;
-            None, or a size of at least N, uses all.
-        threads: processor threads to use; None for the libraries' choice.
-        progress: receives a short line after each epoch.
-        trainers: the classifiers by name.
-
-    Returns:
-        Accuracies in [0, 1] by the name of the classifier.
-
-    Raises:
-        DataError: shapes, labels or sizes that do not fit, or test images among `data`.
-        ModelError: images that are not finite.
-        ValueError: threads below 1.
+    epoch, not a hyper-parameter, not a classifier (mathematics.md, section 5; DPImageBench). The
+    `origin` "real training" gives the column beside a result, which is not private and belongs to
+    benchmarks on public data. `size` images are drawn without replacement, to compare like with
+    like. The same seed gives the same figures on one machine with one number of threads.
     """
     training = TrainingSet.of(data, classes=classes, origin=origin)
     if size is not None:

@@ -33,16 +33,9 @@ def weights_path() -> Path:
 
 
 def load_inception(path: Path | None = None) -> nn.Module:
-    """Returns torchvision's Inception v3 (ImageNet) without its last layer; nothing is downloaded.
-
-    Its numbers are close to, but not, those of the TensorFlow network of the published FIDs.
-
-    Args:
-        path: weights as torchvision stores them; None: those in PyTorch's cache.
-
-    Raises:
-        ModelError: there is no such file, or it does not hold these weights.
-    """
+    """Returns torchvision's Inception v3 (ImageNet) without its last layer; downloads nothing."""
+    # Its numbers are close to, but not, those of the TensorFlow network of the published FIDs.
+    # Weights are as torchvision stores them; None: those in PyTorch's cache.
     path = _cached() if path is None else path
     weights, network = _weights(path), bare_inception()
     try:
@@ -99,14 +92,9 @@ def bare_inception() -> nn.Module:
 
 
 def inception_features(network: nn.Module, images: Tensor) -> Tensor:
-    """Returns features (N, 2048) of images (N, C, H, W) in [0, 1], one or three channels.
-
-    Images are resized to 299×299 (bilinear, antialiased) and normalised as ImageNet was; one
-    channel is shown as three (Heusel et al. 2017).
-
-    Raises:
-        ModelError: another number of channels, or features that are not finite.
-    """
+    """Returns features (N, 2048) of images (N, C, H, W) in [0, 1], one or three channels."""
+    # Resized to 299×299 (bilinear, antialiased) and normalised as ImageNet was; one channel is
+    # shown as three (Heusel et al. 2017).
     if images.shape[1] not in (1, 3):
         raise ModelError(f"Inception takes 1 or 3 channels; the images have {images.shape[1]}")
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _STD))
@@ -124,12 +112,7 @@ def inception_features(network: nn.Module, images: Tensor) -> Tensor:
 
 
 def fid(network: nn.Module, images: Tensor, real: Tensor, seed: int) -> float:
-    """Returns the Fréchet Inception distance of m images on each side, m = min(sizes, 10,000).
-
-    Raises:
-        ConfigError: m images do not determine a covariance of that many features.
-        ModelError: images of another number of channels than 1 or 3.
-    """
+    """Returns the Fréchet Inception distance of m images on each side, m = min(sizes, 10,000)."""
     size = min(len(images), len(real), AT_MOST)
     if size <= INCEPTION_FEATURES:
         raise ConfigError(

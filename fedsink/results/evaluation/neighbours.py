@@ -13,39 +13,21 @@ BLOCK = 2**24
 
 
 def memorisation(images: Tensor, train: Tensor, held_out: Tensor, *, seed: int) -> dict[str, float]:
-    """Compares the distances of generated images to the training set and to the held-out set.
+    """Compares the distances of G generated images to N training and M held-out images.
 
     Training and held-out images come from one law, so for a generator that remembers neither,
     each of the T = N + M real images is a training image with probability N/T. Let c_j be the
-    number of the G generated images whose nearest real image is j, and
-    `s = 1/G Σ_{j in training} c_j`. Then
+    number of generated images whose nearest real image is j, `s = 1/G Σ_{j in training} c_j`, and
+    `excess = (s − N/T) / (M/T)`: 0 in expectation without memorisation, 1 when every nearest image
+    is a training image, below 0 for a generator that saw the held-out set, and a if it copies a
+    fraction a of its images and invents the rest. Exchanging training and held-out images at random
+    gives s the variance `NM / (T(T−1)) · Σ_j (c_j − G/T)² / G²` (drawing without replacement), and
+    `z = (s − N/T) / √variance` is then about standard normal, even for a generator that returns to
+    few images: above 3 means that it knows its training set better than chance allows.
 
-        `excess = (s − N/T) / (M/T)`
-
-    is 0 in expectation without memorisation, 1 when every nearest image is a training image, and
-    below 0 for a generator that saw the held-out set; if it copies a fraction a of its images and
-    invents the rest, the excess is a. Exchanging training and held-out images at random gives s the
-    variance `NM / (T(T−1)) · Σ_j (c_j − G/T)² / G²` (drawing without replacement), and
-
-        `z = (s − N/T) / √variance`
-
-    is then about standard normal, even for a generator that returns to few images: above 3 means
-    that it knows its training set better than chance allows.
-
-    The median distances (pixels) to equally many, min(N, M), images of either set say the same
-    in other units: copies have the training images nearer.
-
-    The idea is Meehan, Chaudhuri and Dasgupta's (2020, "data-copying"): a held-out sample tells
-    memorising from fitting well. It is a symptom; the privacy bound is ε.
-
-    Args:
-        images: generated (G, ...); trailing dimensions are flattened to pixels.
-        train: the training images (N, ...).
-        held_out: real images that were not trained on (M, ...).
-        seed: draws the equally many images.
-
-    Raises:
-        ValueError: an empty set, or images of different size.
+    The median distances (pixels) to equally many, min(N, M), images of either set, which `seed`
+    draws, say the same in other units: copies have the training images nearer. The idea is Meehan,
+    Chaudhuri and Dasgupta's (2020, "data-copying"). It is a symptom; the privacy bound is ε.
     """
     sizes = len(images), len(train), len(held_out)
     if min(sizes) == 0:
@@ -103,15 +85,9 @@ def _distances(
 def distance_blocks(
     queries: Tensor, points: Tensor, *, rows: int | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yields row ranges of `queries` and their squared distances (rows, M) to all `points`.
-
-    `‖q − p‖² = ‖q‖² + ‖p‖² − 2⟨q, p⟩` on samples centred at the points' mean, which keeps the
-    cancellation small; clamped at 0. A block holds `rows` queries; None stands for as many as fit
-    into 2²⁴ numbers.
-
-    Raises:
-        ValueError: no points, or samples of different dimension.
-    """
+    """Yields row ranges of `queries` and their squared distances (rows, M) to all `points`."""
+    # `‖q − p‖² = ‖q‖² + ‖p‖² − 2⟨q, p⟩` on samples centred at the points' mean, which keeps the
+    # cancellation small. A block holds `rows` queries; None: as many as fit into 2²⁴ numbers.
     if points.ndim != 2 or len(points) == 0 or queries.shape[1:] != points.shape[1:]:
         raise ValueError(
             f"Distances need queries (N, d) and at least one point (M, d); "
@@ -131,16 +107,9 @@ def distance_blocks(
 def nearest(
     queries: Tensor, points: Tensor, *, k: int = 1, same: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Returns the distances (N, k) to the k nearest `points`, ascending, and the points' indices.
-
-    The distances of the neighbours are computed again from the differences, so that a copy
-    has distance 0 and not the rounding of the blocks.
-
-    With `same`, queries and points are one sample, and no point is its own neighbour.
-
-    Raises:
-        ValueError: fewer than k points (k + 1 if `same`), or samples that do not fit.
-    """
+    """Returns the distances (N, k) to the k nearest `points`, ascending, and their indices."""
+    # With `same`, queries and points are one sample, and no point is its own neighbour. Distances
+    # are computed again from the differences: a copy has distance 0, not the blocks' rounding.
     if not 1 <= k <= len(points) - same:
         raise ValueError(f"{k} nearest neighbours need more points; received {len(points)} points.")
     rows_at_once = max(1, BLOCK // max(len(points), k * points.shape[1]))

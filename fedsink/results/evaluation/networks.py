@@ -51,10 +51,7 @@ def train_mlp(
     report: Report | None = None,
     budget: int | None = MLP_BUDGET,
 ) -> Classifier:
-    """Trains pixels to 100 rectified units to logits, with early stopping (mathematics.md, §5).
-
-    It is a `ClassifierTrainer`; `budget` is that of `epoch_cap`.
-    """
+    """Trains pixels to 100 rectified units to logits; `budget` is that of `epoch_cap`."""
     generator = torch.Generator().manual_seed(seed)
     network = nn.Sequential(
         nn.Flatten(),
@@ -76,17 +73,9 @@ def train_cnn(
     report: Report | None = None,
     budget: int | None = CNN_BUDGET,
 ) -> Classifier:
-    """Trains two 3×3 convolutions (32, 64 channels), max-pooled, dropout ½ and one linear layer.
-
-    Images under 16 pixels a side are padded before each convolution; larger ones have a margin to
-    lose, and a third less to compute. The training batches are in channels-last order. Training
-    stops early (mathematics.md, section 5).
-
-    It is a `ClassifierTrainer`; `budget` is that of `epoch_cap`.
-
-    Raises:
-        DataError: images smaller than 4×4.
-    """
+    """Trains two 3×3 convolutions (32, 64 channels), max-pooled, dropout ½ and one linear layer."""
+    # Images under 16 pixels a side are padded before each convolution; larger ones have a margin to
+    # lose, and a third less to compute. The training batches are in channels-last order.
     layers, width = convolutions(tuple(images.shape[1:]))
     generator = torch.Generator().manual_seed(seed)
     network = nn.Sequential(
@@ -106,19 +95,14 @@ def train_cnn(
 
 
 class SeededDropout(nn.Module):
-    """Dropout that draws from a given generator instead of the global one.
-
-    `x·m/(1−p)` with m ~ Bernoulli(1−p) per element while training, x otherwise.
-    """
+    """x·m/(1−p), m ~ Bernoulli(1−p) per element, from a given generator, while training."""
 
     def __init__(self, probability: float, generator: torch.Generator) -> None:
-        """Drops each element with `probability`, drawn from `generator`."""
         super().__init__()
         self.probability = probability
         self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns x with elements dropped and the rest rescaled, or x itself in evaluation."""
         if not self.training:
             return x
         mask = torch.rand(x.shape, generator=self.generator) >= self.probability
@@ -126,13 +110,7 @@ class SeededDropout(nn.Module):
 
 
 def convolutions(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
-    """Returns the CNN's convolutions, pooled, rectified and flattened, and their output's width.
-
-    Their weights are not drawn yet (`initialise`).
-
-    Raises:
-        DataError: images (C, H, W) smaller than 4×4.
-    """
+    """Returns the CNN's layers up to the flattened ones, weights not drawn, and their width."""
     depth, height, width = shape
     if min(height, width) < 4:
         raise DataError(
@@ -160,10 +138,8 @@ def _pooled(side: int, padding: int) -> int:
 
 
 def epoch_cap(images: Tensor, budget: int | None) -> int:
-    """Returns the epochs that show about `budget` images in all, from 10 to 200; 200 for None.
-
-    An image (C, H, W) of more than MNIST's 784 values counts in proportion to them: its time does.
-    """
+    """Returns the epochs that show about `budget` images in all, from 10 to 200; 200 for None."""
+    # An image of more than MNIST's 784 values counts in proportion to them: its time does.
     if budget is None:
         return MAX_EPOCHS
     shown = max(len(images), images.numel() / MNIST_VALUES)
@@ -181,21 +157,9 @@ def fit(
     name: str,
     report: Report | None = None,
 ) -> Classifier:
-    """Minimises the cross-entropy with Adam (defaults) and keeps the best epoch's weights.
-
-    A tenth of the images, drawn once, is held out; its cross-entropy after each epoch chooses the
-    weights and stops training after 10 epochs without improvement (mathematics.md, section 5).
-
-    Args:
-        network: maps images (N, C, H, W) to logits (N, classes); trained in place.
-        images: training images (N, C, H, W), N >= 2.
-        labels: their labels (N,).
-        generator: draws the batches.
-        seed: draws the hold-out, so that networks of one seed hold out the same images.
-        epochs: the most epochs to train.
-        name: the name of the network in the lines of `report`.
-        report: receives a line after each epoch.
-    """
+    """Minimises the cross-entropy with Adam (defaults) and keeps the best epoch's weights."""
+    # A tenth of the images is held out, the same for all networks of one `seed`; its cross-entropy
+    # chooses the weights and stops after 10 epochs without improvement (mathematics.md, section 5).
     order = shuffled(len(images), seed)
     size = max(1, round(HOLD_OUT * len(images)))
     held_out, training = order[:size], order[size:]
@@ -245,13 +209,7 @@ def logits(network: nn.Module, images: Tensor) -> Tensor:
 
 @contextmanager
 def limit_threads(threads: int | None) -> Iterator[None]:
-    """Runs the body with at most `threads` threads in PyTorch and in NumPy's linear algebra.
-
-    None leaves both as they are. The former limits are restored at the end, also after an error.
-
-    Raises:
-        ValueError: threads below 1.
-    """
+    """Runs the body with at most `threads` threads in PyTorch and in NumPy's linear algebra."""
     if threads is None:
         yield
         return

@@ -52,27 +52,16 @@ class TrainingSet:
 
     Guarantees:
         `fit_classifiers` takes no other type.
-
-    Attributes:
-        images: (N, C, H, W) in [0, 1], float32.
-        labels: (N,) in 0..classes-1, int64.
-        classes: number of classes.
-        origin: maker of the images; "real training" is the ceiling, "class mean" the floor.
     """
 
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # (N, C, H, W) in [0, 1], float32
+    labels: Tensor  # (N,) in 0..classes-1, int64
     classes: int
-    origin: Origin
+    origin: Origin  # maker of the images; "real training" is the ceiling, "class mean" the floor
 
     @classmethod
     def of(cls, data: Labelled, *, classes: int, origin: Origin) -> TrainingSet:
-        """Checks the images and wraps them.
-
-        Raises:
-            DataError: shapes, labels or sizes that do not fit, or fewer than 10 images.
-            ModelError: images that are not finite.
-        """
+        """Checks the images, of which there must be ten, and wraps them."""
         images, labels = check_labelled(data, classes=classes, name=origin)
         if len(images) < MINIMUM_IMAGES:
             raise DataError(
@@ -104,11 +93,7 @@ class HeldOut:
     """
 
     def __init__(self, data: Labelled, *, classes: int) -> None:
-        """Checks and keeps real images (M, C, H, W) and labels (M,).
-
-        Raises:
-            DataError: shapes or labels that do not fit.
-        """
+        """Checks and keeps real images (M, C, H, W) and labels (M,)."""
         self.images, self._labels = check_labelled(data, classes=classes, name="test")
 
     def __len__(self) -> int:
@@ -119,14 +104,9 @@ class HeldOut:
         return float((classifier(self.images) == self._labels).double().mean())
 
     def refuse_overlap(self, training: TrainingSet) -> None:
-        """Refuses a training set of another shape, or one that holds the held-out images.
-
-        A few equal images occur (data sets hold duplicates, and a collapsed generator may draw a
-        blank one); a tenth of them is the wrong split.
-
-        Raises:
-            DataError: it says which of the two.
-        """
+        """Refuses a training set of another shape, or one that holds the held-out images."""
+        # A few equal images occur (data sets hold duplicates, and a collapsed generator may draw a
+        # blank one); a tenth of them is the wrong split.
         if training.images.shape[1:] != self.images.shape[1:]:
             raise DataError(
                 f"Images of the {training.origin} set and of the test set must have the same "
@@ -151,15 +131,9 @@ def fit_classifiers(
     seed: int,
     report: Report | None = None,
 ) -> dict[str, Classifier]:
-    """Fits every classifier only to `training`.
-
-    Early stopping and all other choices see a part of `training` (mathematics.md, section 5). The
-    trainers of `classifiers=dpimagebench` hold real validation images and see noised counts of
-    them.
-
-    Raises:
-        TypeError: `training` is not a `TrainingSet`, for instance a `HeldOut`.
-    """
+    """Fits every classifier only to `training`."""
+    # Early stopping and all other choices see a part of `training` (mathematics.md, section 5). The
+    # trainers of `classifiers=dpimagebench` hold real validation images and see noised counts.
     if not isinstance(training, TrainingSet):
         raise TypeError(
             f"Classifiers are fitted to a TrainingSet; received {type(training).__name__}. "
@@ -181,11 +155,9 @@ def class_means(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def class_mean_set(training: TrainingSet, n: int) -> TrainingSet:
-    """Returns n images of a generator that emits the class means of `training`, classes in turn.
-
-    It is the floor of every figure: it knows one image per class and nothing of the variation
-    within, so figures that it also reaches say nothing about a generator.
-    """
+    """Returns n images of a generator that emits the class means of `training`, classes in turn."""
+    # It is the floor of every figure: it knows one image per class and nothing of the variation
+    # within, so figures that it also reaches say nothing about a generator.
     means, present = class_means(training.images, training.labels)
     index = torch.arange(n) % len(present)
     return TrainingSet(means[index], present[index], training.classes, "class mean")
@@ -197,14 +169,7 @@ def shuffled(n: int, seed: int) -> Tensor:
 
 
 def check_labelled(data: Labelled, *, classes: int, name: str) -> Labelled:
-    """Checks labelled images and returns them as (float32, int64) tensors on the CPU.
-
-    It is done before hours are spent; `name` is that of the set in messages.
-
-    Raises:
-        DataError: wrong shape, label type or label range, or no images.
-        ModelError: synthetic images that are not finite: a diverged generator drew them.
-    """
+    """Checks labelled images and returns them as (float32, int64) tensors on the CPU."""
     images, labels = data
     if classes < 2:
         raise DataError(f"Classifiers need at least 2 classes; received classes={classes}.")

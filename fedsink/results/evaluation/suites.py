@@ -41,17 +41,11 @@ Draw = Callable[[int, int], Labelled]
 
 
 class ClassifierChoice(NamedTuple):
-    """The classifiers of a set for some images.
-
-    Attributes:
-        trainers: by name.
-        left_out: the reason for each that these images do not allow, by name.
-        real: the real training images that no choice of a classifier uses.
-    """
+    """The classifiers of a set for some images."""
 
     trainers: Mapping[str, ClassifierTrainer]
-    left_out: Mapping[str, str]
-    real: TrainingSet
+    left_out: Mapping[str, str]  # the reason for each that these images do not allow
+    real: TrainingSet  # the real training images that no choice of a classifier uses
 
 
 @dataclass(frozen=True)
@@ -78,14 +72,8 @@ class ClassifierSet:
     of_run: bool = False
 
     def hours(self, shape: Sequence[int], n: int, runs: int, reference: bool) -> float:
-        """Returns the hours of one core, at least, where the classifiers were seen to take hours.
-
-        Args:
-            shape: (C, H, W) of the images.
-            n: images that each is fitted to in a run.
-            runs: number of runs.
-            reference: True where each is fitted to real images as well.
-        """
+        """Returns the hours of one core, at least, where the classifiers were seen to take any."""
+        # Each is fitted to n images (C, H, W) in a run; with `reference` to real ones as well.
         if self.by_gpu and torch.cuda.is_available():
             return 0.0
         pictures = n * math.prod(shape) / MNIST_VALUES
@@ -278,14 +266,8 @@ def fast(draw: Draw, train: Labelled, test: Labelled, options: Options) -> FastF
 
 
 def nearest_mean_accuracy(train: Labelled, test: Labelled) -> float:
-    """Returns the accuracy of naming each image after the nearest class mean.
-
-    A generator of one smear for each class reaches about as much with every classifier.
-
-    Args:
-        train: images (N, ...) and labels (N,), whose means are taken.
-        test: images and labels.
-    """
+    """Returns the accuracy of naming each image after the nearest class mean of `train`."""
+    # A generator of one smear for each class reaches about as much with every classifier.
     classify = train_nearest_class_mean(*train, classes=int(train[1].max()) + 1, seed=0)
     return float((classify(test[0]) == test[1]).double().mean())
 

@@ -31,16 +31,11 @@ _DASHES: tuple[object, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart.
-
-    Attributes:
-        name: in the legend, which a chart of a single line lacks.
-        x, y: its points, in the order of x; None breaks the line.
-    """
+    """A line of a chart: its name in a legend of several, and points in the order of x."""
 
     name: str
     x: Sequence[float]
-    y: Sequence[float | None]
+    y: Sequence[float | None]  # None breaks the line
 
     def thinned(self, at_most: int = AT_MOST) -> Line:
         """Averages at most `at_most` consecutive parts; each mean stands at its part's last x."""
@@ -54,38 +49,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as an SVG picture.
-
-    Attributes:
-        source: the data URI.
-        alt: the content in words, for readers who do not see it.
-        caption: the text below it.
-        width, height: in CSS pixels.
-    """
+    """A chart as an SVG picture in a data URI, with its content in words and the text below it."""
 
     source: str
     alt: str
     caption: str
-    width: int = WIDTH
+    width: int = WIDTH  # in CSS pixels
     height: int = HEIGHT
 
 
 def line_chart(
     lines: Sequence[Line], across: str, up: str, *, alt: str, caption: str = "", log: bool = False
 ) -> Chart:
-    """Draws lines over a common axis.
-
-    Args:
-        lines: at least one; several lines are named in a legend.
-        across: title of the horizontal axis.
-        up: title of the vertical axis.
-        alt: the content in words.
-        caption: the text below the chart.
-        log: a logarithmic vertical axis, if all numbers are positive and far apart.
-
-    Raises:
-        ValueError: no line.
-    """
+    """Draws lines over a common axis; `log` acts where all numbers are positive and far apart."""
     if not lines:
         raise ValueError("A chart needs at least one line; received none.")
     shown = [line.thinned() for line in lines]

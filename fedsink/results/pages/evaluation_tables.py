@@ -25,11 +25,7 @@ _DISTANCES = {
 
 
 def accuracy_table(run: RecordedRun) -> PageTable | None:
-    """Returns accuracies of classifiers trained on synthetic pictures, beside references.
-
-    Returns:
-        A row per classifier of the most telling evaluation; None where none was measured.
-    """
+    """Returns accuracies of the most telling evaluation, beside references; None without any."""
     for suite in SUITES:
         if rows := accuracies(run.evaluations.get(suite, {})):
             break
@@ -74,7 +70,6 @@ def measured(run: RecordedRun) -> list[str]:
 
 
 _COLUMNS = ("synthetic", "real", "class_means")
-_FAST_COLUMNS = ("accuracy", "real_accuracy", "class_means_accuracy")
 
 
 def accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -88,9 +83,9 @@ def accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
     }
     if figures:
         return figures
-    fast = [evaluation.get(key, {}) for key in _FAST_COLUMNS]
+    fast = [evaluation.get(f"{key}accuracy", {}) for key in ("", "real_", "class_means_")]
     return {
-        name: [_percent(100 * column[name] if name in column else None) for column in fast]
+        name: [f"{100 * column[name]:.1f} %" if name in column else MISSING for column in fast]
         for name in fast[0]
     }
 
@@ -110,7 +105,3 @@ def _without_gaps(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Page
     full = [k for k in range(len(columns)) if k == 0 or any(row[k] != MISSING for row in rows)]
     cells = [[row[k] for k in full] for row in rows]
     return PageTable([columns[k] for k in full], cells, numeric=frozenset(range(1, len(full))))
-
-
-def _percent(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.1f} %"

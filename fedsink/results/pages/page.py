@@ -33,36 +33,22 @@ MOST_BYTES = 2_000_000
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of text; the first cell of a row is its heading.
-
-    Attributes:
-        columns: headings.
-        rows: each with a cell for every column.
-        caption: below the table; "" where the text above says what it shows.
-        numeric: indices of the columns that are aligned to the right.
-    """
+    """A table of text; the first cell of a row is its heading."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str = ""
-    numeric: frozenset[int] = frozenset()
+    caption: str = ""  # below the table, where the text above does not say what it shows
+    numeric: frozenset[int] = frozenset()  # indices of the columns aligned to the right
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture in a data URI.
-
-    Attributes:
-        source: the data URI.
-        alt: the content in words.
-        caption: the text below it.
-        width, height: in its own pixels.
-    """
+    """A picture in a data URI, with its content in words and the text below it."""
 
     source: str
     alt: str
     caption: str
-    width: int
+    width: int  # in its own pixels
     height: int
 
 
@@ -72,12 +58,8 @@ def render(template: str, **values: object) -> bytes:
     Guarantees:
         - Every value is escaped; only the style sheet is not.
         - The page's Content-Security-Policy forbids scripts and everything from elsewhere.
-
-    Args:
-        template: name of the file.
-        values: what the template reads, strings and objects of strings.
     """
-    style = _style()
+    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = (
         environment()
@@ -133,15 +115,7 @@ def spread(files: Mapping[int, Path], at_most: int) -> dict[int, Path]:
 def pictures(
     described: Sequence[tuple[Path, str, str]], most_bytes: int = MOST_BYTES
 ) -> list[Picture]:
-    """Makes pictures of PNG files, each scaled down until it takes at most its part of the bytes.
-
-    Args:
-        described: files, each with its alternative text and its caption.
-        most_bytes: the most bytes of all pictures together.
-
-    Raises:
-        CheckpointError: a file is not a PNG.
-    """
+    """Makes pictures of PNG files, texts and captions, each scaled down to its part of bytes."""
     each = most_bytes // max(1, len(described))
     return [_picture(path, alt, caption, each) for path, alt, caption in described]
 
@@ -167,11 +141,6 @@ def _picture(path: Path, alt: str, caption: str, most_bytes: int) -> Picture:
         shown.save(buffer, format="PNG", optimize=True)
         content = buffer.getvalue()
     return Picture(data_uri(content, "image/png"), alt, caption, width, height)
-
-
-@cache
-def _style() -> str:
-    return files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
 @cache

@@ -23,27 +23,15 @@ _MOST_ROWS = 20  # that name clients
 
 @dataclass(frozen=True)
 class Uploads:
-    """Uploads of the clients.
-
-    Attributes:
-        what: content of a reply, in words.
-        when: times at which a client answers, in words.
-        table: a row for each range of clients with equal uploads, or, of many ranges, their number.
-    """
+    """Uploads of the clients: what a reply holds and when it comes, in words, and a table."""
 
     what: str
     when: str
-    table: PageTable
+    table: PageTable  # a row for each range of clients with equal uploads, or their number
 
     @classmethod
     def of(cls, run: RecordedRun) -> Uploads:
-        """Returns the uploads until the last round in metrics.jsonl.
-
-        Sizes are those of the method's own replies, packed as they are sent.
-
-        Raises:
-            FedsinkError: the stored configuration belongs to another version.
-        """
+        """Returns the uploads until the last round in metrics.jsonl, in sizes of packed replies."""
         checks.within("clients", run.config["clients"], f"[1, {MOST_CLIENTS}]")
         config = Configuration.read(run.config)
         settings = settings_of(config, "report")
@@ -94,12 +82,8 @@ def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads
     # The difference leaves out what a reply takes besides its records.
     of_one, of_two = (_size(settings, count, weights) for count in (1, 2))
     per_record = MISSING if of_one is None or of_two is None else size(of_two - of_one)
-    sent = bool(run.rounds)
-    row = (
-        "once" if sent else "not yet",
-        per_record,
-        _epsilon(privacy) if privacy else MISSING,
-    )
+    told = _epsilon(privacy) if privacy else MISSING
+    row = ("once" if run.rounds else "not yet", per_record, told)
     columns = ["client", "when", "bytes per record", "ε"]
     rows = _grouped(repeat(row, settings.clients))
     when = "once, before the first training step; training longer costs nothing"
