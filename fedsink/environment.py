@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 
 def quieten_flower() -> None:
-    """Makes Flower send no telemetry, look for no update, and log only warnings.
-
-    Variables that the environment already sets stay. Flower reads them when it is imported.
-    """
+    """Makes Flower send no telemetry, look for no update, and log only warnings, by default."""
+    # Flower reads these variables when it is imported.
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
@@ -67,9 +65,6 @@ def undisturbed() -> Iterator[None]:
     the caller has set. In the end signal handlers, hooks, `sys.path`, the environment, loggers,
     warning filters, PyTorch's threads and default type, and Python's random numbers are the
     caller's. An instance of Ray that was started inside is shut down; the caller's own stays.
-
-    Raises:
-        MissingPackageError: what runs inside needs a package that is not installed.
     """
     global _calls
     import numpy as np
@@ -161,10 +156,8 @@ def typed_name() -> str:
 
 
 def device_named(name: str, key: str) -> torch.device:
-    """Returns the device called "cpu", "cuda" (the current GPU) or "cuda:N".
-
-    Under Ray the GPUs counted are those that the actor may see. `key` is the setting that names it.
-    """
+    """Returns the device "cpu", "cuda" (the current GPU) or "cuda:N" that `key` names."""
+    # Under Ray the GPUs counted are those that the actor may see.
     import torch  # not above: the command line starts without it
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -14,19 +14,11 @@ from typing import IO, BinaryIO
 
 
 def write_once(path: Path, content: bytes, *, durable: bool = True) -> bool:
-    """Writes a new file of mode 0600 to the disk; returns False where one exists.
+    """Writes a new file of mode 0600, by default to the disk; returns False where one exists.
 
     Guarantees:
         - The file has all of its content or does not exist, however the process ends.
         - Where the system knows files without a name (Linux), a killed process leaves none behind.
-
-    Args:
-        path: the file.
-        content: all of it.
-        durable: whether to wait until it outlasts a power cut.
-
-    Raises:
-        OSError: it cannot be written; nothing is left.
     """
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -59,21 +51,12 @@ def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:
 def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """Opens a file to write, which takes the name `path` when the context ends without an error.
 
-    The bytes go to a temporary file in the same folder, reach the disk (fsync), and take the name
-    by `os.replace`. The temporary file is removed on error.
+    With a `mode` the file has it from its first byte on, its folder has to be there, and its name
+    must outlast a power cut. Without one its folder is made, and the name lasts where a folder can
+    be waited for (not on Windows).
 
     Guarantees:
         At any moment the whole old file or the whole new one exists.
-
-    Args:
-        path: the file.
-        mode: the permissions of the file, from its first byte on; then its folder has to be there
-            and its name must outlast a power cut. None: as the umask has it, in a folder that
-            is made if it is missing, and the name lasts where a folder can be waited for (not on
-            Windows).
-
-    Raises:
-        OSError: the folder cannot be written.
     """
     if mode is None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,13 +83,8 @@ def atomic_file(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def new_folder(path: Path, mode: int = 0o755) -> Iterator[Path]:
-    """Gives a folder to fill, which takes the name `path` when the context ends without an error.
-
-    It is made aside and renamed: a stopped command leaves no half-filled folder behind.
-
-    Raises:
-        OSError: it cannot be written, or `path` is there and not an empty folder.
-    """
+    """Gives a folder to fill, which takes the name `path` when the context ends without error."""
+    # It is made aside and renamed: a stopped command leaves no half-filled folder behind.
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

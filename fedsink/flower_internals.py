@@ -236,10 +236,8 @@ class ForwardingGrid(Grid):
 def run_stock_simulation(
     server: ServerApp, client: ClientApp, clients: int, backend: dict[str, Any]
 ) -> None:
-    """Runs both apps under `flwr.simulation.run_simulation`, without its deprecation warnings.
-
-    Flower's backend takes the Ray that this process is connected to, and would shut it down.
-    """
+    """Runs both apps under `flwr.simulation.run_simulation`, without its deprecation warnings."""
+    # Flower's backend takes the Ray that this process is connected to, and would shut it down.
     from unittest.mock import patch
 
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
@@ -269,12 +267,10 @@ def complete_replies(grid: Grid) -> Callable[[Iterable[str]], Iterable[Message]]
 
 
 class CompleteReplies:
-    """Collects complete replies; a half-uploaded one does not block the others.
+    """Collects complete replies; a half-uploaded one does not block the others."""
 
-    Flower's `pull_messages` waits for all parts of each reply that has begun to arrive: three
-    minutes where its node died in the upload, in which no other reply is seen and no round ends.
-    Here such a reply is left for the next look.
-    """
+    # Flower's `pull_messages` waits for all parts of each reply that has begun to arrive: three
+    # minutes where its node died in the upload, in which no other is seen and no round ends.
 
     def __init__(self, grid: HttpGrid) -> None:
         self._grid = grid
@@ -282,10 +278,7 @@ class CompleteReplies:
         self._begun: dict[str, tuple[ObjectTree, dict[str, bytes]]] = {}
 
     def pull(self, message_ids: Iterable[str]) -> list[Message]:
-        """Returns the complete replies to these messages without waiting for a node.
-
-        Parts of replies to other messages are forgotten: nobody waits for them any more.
-        """
+        """Returns complete replies, without waiting; parts of replies to others are forgotten."""
         awaited = list(message_ids)
         self._begun = {sent: self._begun[sent] for sent in awaited if sent in self._begun}
         self._begin([sent for sent in awaited if sent not in self._begun])

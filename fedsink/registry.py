@@ -137,10 +137,8 @@ class Registry(MutableMapping[str, T]):
         positional: int = 0,
         keywords: Collection[str] = (),
     ) -> dict[str, Any]:
-        """Completes a user's options by the defaults of the object with a name.
-
-        fedsink itself supplies so many `positional` arguments, and those of the names `keywords`.
-        """
+        """Completes a user's options by the defaults of the object with a name."""
+        # fedsink itself supplies so many `positional` arguments, and those of the names `keywords`.
         signature = inspect.signature(cast("Callable[..., Any]", self.find(name)))
         named = [p for p in signature.parameters.values() if p.kind not in _STARRED]
         defaults = {p.name: p.default for p in named[positional:] if p.name not in keywords}

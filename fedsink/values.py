@@ -30,10 +30,8 @@ PLACES = ("data.root", "data.clients_file", "policy", "public.root")
 
 
 def read_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON text that somebody else may have written, or a ValueError.
-
-    Of an object with one key twice every reader shows another value, so that there is none.
-    """
+    """Returns the value of a JSON text that somebody else may have written, or a ValueError."""
+    # Of an object with one key twice every reader shows another value, so that there is none.
     try:
         return json.loads(text, object_pairs_hook=_each_once)
     except RecursionError:
@@ -52,10 +50,8 @@ def alike(one: Any, two: Any) -> bool:
 
 
 def check_format(what: str, found: object, *readable: int, error: type[FedsinkError]) -> None:
-    """Refuses what is of another format than this fedsink reads; none of it counts as empty.
-
-    A missing number counts as 1: earlier versions wrote none.
-    """
+    """Refuses what is of another format than this fedsink reads; none of it counts as empty."""
+    # A missing number counts as 1: earlier versions wrote none.
     if str(found) not in map(str, readable):
         raise error(
             f"{what} is of format {str(found)[:20]}, and this fedsink reads "
@@ -182,10 +178,7 @@ def as_float(value: object) -> float:
 
 
 def strictly(cls: type[T], values: Config, where: str = "") -> T:
-    """Builds a settings dataclass, which checks the values, from exactly the keys that it has.
-
-    `where` is the group of the keys; "" for those outside of any group.
-    """
+    """Builds a settings dataclass, which checks the values, from exactly the keys of a group."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is a group of keys, not {values!r}.")
     group = f"{where}." if where else ""

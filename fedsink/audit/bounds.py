@@ -129,12 +129,9 @@ def one_run_epsilon(
 
 
 def guesses_for(mu: float, *, canaries: int, delta: float, confidence: float) -> int:
-    """Returns the even number of canaries to guess that promises most if the claim is exact.
-
-    It depends only on the claim, never on the run, so no correction for a choice is due. The
-    scores of absent and present canaries are taken as N(0, 1) and N(μ, 1); the r/2 highest are
-    guessed to be in, the r/2 lowest to be out.
-    """
+    """Returns the even number of canaries to guess that promises most if the claim is exact."""
+    # From the claim alone, never the run: no correction for a choice is due. Scores of absent and
+    # present canaries are taken as N(0, 1) and N(μ, 1); r/2 are guessed to be in, r/2 to be out.
     choices = [canaries - canaries % 2]
     while (fewer := choices[-1] // 2 - choices[-1] // 2 % 2) >= _FEWEST_GUESSES:
         choices.append(fewer)

@@ -30,22 +30,14 @@ _TAILS = 4.5  # kurtosis of noise that has heavier tails than a Gaussian's 3; La
 
 @dataclass(frozen=True)
 class Finding:
-    """An ε that was claimed, and an ε that was excluded: a line of an audit.
+    """An ε that was claimed, and an ε that was excluded: a line of an audit."""
 
-    Attributes:
-        audited, method: the plays and the kind of bound, in words.
-        claim: the upper bound on ε that is charged.
-        bound: the lower bound on ε that was proved; a correct mechanism's ε is above it with
-            probability `confidence`.
-        resolution: the largest bound that this number of plays or canaries could prove.
-    """
-
-    audited: str
-    method: str
-    claim: float
-    bound: float
-    confidence: float
-    resolution: float
+    audited: str  # the plays, in words
+    method: str  # the kind of bound
+    claim: float  # the upper bound on ε that is charged
+    bound: float  # the lower bound that was proved: a correct mechanism's ε is above it
+    confidence: float  # with this probability
+    resolution: float  # the largest bound that this number of plays or canaries could prove
 
     @property
     def violated(self) -> bool:
@@ -73,10 +65,7 @@ def compare(
     confidence: float,
     gaussian: bool,
 ) -> list[Finding]:
-    """Holds a claim against plays of two kinds; see `lower_bound`.
-
-    A mechanism that is claimed to be Gaussian is held against its exact trade-off as well.
-    """
+    """Holds a claim against plays of two kinds; a Gaussian one's exact trade-off as well."""
     exact = partial(distinguishing_epsilon, delta=delta)
     kinds: list[tuple[str, Bound, Callable[[Any], float]]] = [("threshold", exact, float)]
     if gaussian:
@@ -101,22 +90,14 @@ def lower_bound(
 ) -> float:
     """Returns `bound` of the better of two tests that tell two kinds of plays apart.
 
-    - along `moved`, the likelihood ratio of equal Gaussian noise; where noise has heavier tails,
-      each feature is cut off at its two ends, which is that of Laplace noise;
+    - along `moved`, (F,), what the canary is known to move: the likelihood ratio of equal Gaussian
+      noise; where tails are heavier, each feature is cut off at its two ends, as for Laplace noise;
     - along Σ⁻¹(μ₁ − μ₀) (Fisher 1936) with the full pooled covariance Σ, so that noise which was
       forgotten in one round, or cancels in a difference, outweighs all others.
 
-    The first half of those that choose fits them. The second is for the one that is known, unless
-    the other is better beyond doubt. Both choose its two thresholds, between which nothing is
-    guessed, and the result comes from the other plays.
-
-    Args:
-        plays: with the canary, (N, F), and without it, (M, F), one row per play.
-        tuning: number of plays of each kind that choose the test. Each of the others was of either
-            kind by the toss of a coin.
-        moved: what the canary moves, (F,), as far as that is known.
-        bound: turns guesses into ε, or another measure that grows with it.
-        confidence: probability that the result holds, in (0, 1).
+    The first half of the `tuning` plays of each kind fits them. The second is for the one that is
+    known, unless the other is better beyond doubt. Both choose its two thresholds, between which
+    nothing is guessed, and the result comes from the other plays, each of either kind by a toss.
     """
     if not all(np.isfinite(kind).all() for kind in plays):
         raise PrivacyError("a play holds a value that is not finite: audit the release.")

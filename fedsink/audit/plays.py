@@ -73,25 +73,13 @@ def audit(
 ) -> AuditResult:
     """Tells replies on neighbouring data sets apart, at the plan's rate and at rate 1.
 
+    A quarter of the `trials` of each data set chooses the distinguisher; of `clients` m > 1 one has
+    the canary and the others nothing, they share one noise, the server sees the sum of their
+    integers, and `colluders` x < m tell it theirs. `canaries` also audits one run with so many.
+
     Guarantees:
         - The claim is the ε that a node is charged for exactly the messages that were played.
         - The distinguisher is chosen on plays that the bound does not count.
-
-    Args:
-        answer: the answer to the messages of its `canaries`.
-        plan: the plan of the messages; with the joint schedule, where it has one.
-        key: source of every random number.
-        trials: half of the plays. A quarter of them, of each data set, chooses the distinguisher;
-            the data set of each of the others, which are counted, is drawn by a toss.
-        confidence: probability that each bound holds, in (0, 1).
-        clients: m. The canary is at one of them, and the others hold nothing; they share one noise,
-            and the server sees the sum of their integers. 1: a reply with all of its noise.
-        colluders: x < m, who tell the server what they sent.
-        canaries: also audits one run, with so many; None: it does not.
-
-    Raises:
-        ConfigError: the answer has no canaries for the plan, or an argument is out of range.
-        PrivacyError: a value of the plan is out of range.
     """
     if trials < FEWEST_TRIALS:
         raise ConfigError(f"An audit needs at least {FEWEST_TRIALS} trials, received {trials}.")
@@ -147,13 +135,11 @@ def audit_one_run(
     clients: int = 1,
     colluders: int = 0,
 ) -> Finding:
-    """Plays one run at a client with m canaries, each of which is there by the toss of a coin.
-
-    Steinke, Nasr, Jagielski 2023. A canary's features are the rows of all replies along the
-    direction in which it moves them by itself. Its score weighs them by their covariance over the
-    canaries, which needs no knowledge of the coins. The highest scores are guessed to be there, the
-    lowest not to be, as many as `guesses_for` fixed before the run.
-    """
+    """Plays one run at a client with m canaries, each of which is there by the toss of a coin."""
+    # Steinke, Nasr, Jagielski 2023. A canary's features are the rows of all replies along the
+    # direction in which it moves them by itself. Its score weighs them by their covariance over the
+    # canaries, without knowledge of the coins. The highest scores are guessed to be there, the
+    # lowest not to be, as many as `guesses_for` fixed before the run.
     if canaries < 2:
         raise ConfigError(f"A one-run audit needs at least 2 canaries, received {canaries}.")
     kinds = answer.canaries(plan, canaries), answer.canaries(_unsampled(plan), canaries)
@@ -187,15 +173,10 @@ def audit_one_run(
 
 
 class Play:
-    """The messages of a run, as clients answer them, and what the server then sees.
+    """The messages of a run, as clients answer them, and what the server then sees."""
 
-    Attributes:
-        answers: one for each message, read from the wire.
-        charge: the charge for the messages; for a sum, with the noise that no colluder knows.
-        gaussian: the charge is that of Gaussian noise without sampling.
-        words: the rate, and whose sum is seen.
-        width: number of coordinates of a row of a reply, once there is one.
-    """
+    # `charge` is for a sum that of the noise which no colluder knows, `words` the rate and whose
+    # sum is seen, `width` that of a row of a reply, once known.
 
     def __init__(
         self, answer: type[Answer], pair: Neighbours, clients: int, colluders: int
@@ -235,10 +216,8 @@ class Play:
         return self.charge.epsilon()
 
     def seen(self, shard: Shard, key: Key, first: int, runs: int) -> Features:
-        """Returns the features that the server sees of independent runs, (runs, features).
-
-        Run n has clients first + n·m to first + n·m + m − 1, of whom the honest ones come first.
-        """
+        """Returns the features that the server sees of independent runs, (runs, features)."""
+        # Run n has clients first + n·m to first + n·m + m − 1, of whom the honest ones come first.
         blocks, nothing = [], shard.part(torch.zeros(0, dtype=torch.int64))
         of_run, together = range(self.honest), max(1, _AT_ONCE // self.honest)
         for start in range(0, runs, together):
@@ -269,12 +248,9 @@ class Play:
         return torch.cat(columns, dim=1)
 
     def leaks(self, key: Key) -> list[str]:
-        """Sentences on what replies hold that depends on records beside their noised values.
-
-        Clients with either shard, and where their size is secret also with none and many, must
-        reply alike but for the bytes of arrays: another part, field, array, shape or type may
-        depend on a batch, a loss, a norm.
-        """
+        """Sentences on what replies hold that depends on records beside their noised values."""
+        # Clients with either shard, and where their size is secret also with none and many, must
+        # reply alike but for the bytes of arrays: all else may depend on a batch, a loss, a norm.
         shards = [self.pair.absent, self.pair.present]
         if self.charge.adjacency != REPLACE_ONE:
             shards += [shards[1].part(torch.zeros(size).long()) for size in (0, _MANY)]

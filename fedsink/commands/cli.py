@@ -43,10 +43,8 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 0, 1 (failed), 2 (bad input), 130 (interrupted) or 141.
-
-    A shell shows 141 for a command whose reader went away (128 + SIGPIPE).
-    """
+    """Entry point; exits with 0, 1 (failed), 2 (bad input), 130 (interrupted) or 141."""
+    # A shell shows 141 for a command whose reader went away (128 + SIGPIPE).
     arguments = list(sys.argv[1:] if argv is None else argv)
     quieten_flower()
     standard: tuple[Any, Any] = sys.stdout, sys.stderr
@@ -120,10 +118,7 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """Answers `fedsink --shell-completion install=bash|query=bash` and the like.
-
-    Sub-commands are fedsink's; whatever follows `simulate` is completed by Hydra.
-    """
+    """Answers `fedsink --shell-completion install=bash|query=bash`; Hydra, after `simulate`."""
     line = os.environ.get("COMP_LINE", "")
     words = line.split(" ")
     if any(a.startswith("query=") for a in arguments):

@@ -43,10 +43,7 @@ def parse(
 
 
 def not_a_pair(arguments: Sequence[str], position: int, more: str) -> str:
-    """Returns a sentence about the argument at `position`, with the correct form.
-
-    `more` says where the keys are listed.
-    """
+    """Returns a sentence about the argument at `position`; `more` says where keys are listed."""
     word, *others = arguments[position:]
     before = arguments[position - 1] if position else ""
     if before.count("{") > before.count("}") or before.count("[") > before.count("]"):

@@ -32,10 +32,7 @@ _PLUGINS = {
 
 
 def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
-    """Returns the keys, in Hydra's grammar, once each of them can be read.
-
-    In a `sweep`, key=a,b stands for several runs.
-    """
+    """Returns the keys in Hydra's grammar, once all can be read; a `sweep` may say key=a,b."""
     for position, argument in enumerate(arguments):
         if "=" not in argument and not argument.startswith("~"):
             raise ConfigError(not_a_pair(arguments, position, "see fedsink simulate --help"))
@@ -65,10 +62,8 @@ def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
 
 
 def quoted(argument: str) -> str:
-    """Returns key=value as it is typed in a shell so that Hydra takes the value as text.
-
-    In a list only those elements are quoted that Hydra does not read by themselves.
-    """
+    """Returns key=value as it is typed in a shell so that Hydra takes the value as text."""
+    # In a list only those elements are quoted that Hydra does not read by themselves.
     key, _, value = argument.partition("=")
     if not (value.startswith("[") and value.endswith("]")):
         return shlex.quote(f"{key}={quoted_text(value)}")

@@ -138,11 +138,9 @@ def _serve(fleet: Fleet, runner: RunnerProcess) -> None:
 
 
 def pause(idle: float) -> float:
-    """Seconds until the next question, `idle` seconds after the last message.
-
-    A quarter of that time, so that waiting adds at most a quarter to what the server takes, and a
-    node without a run asks every three seconds.
-    """
+    """Seconds until the next question, `idle` seconds after the last message."""
+    # A quarter of that time: waiting adds at most a quarter to what the server takes, and a node
+    # without a run asks every three seconds.
     return min(max(idle / 4, SHORTEST), LONGEST)
 
 

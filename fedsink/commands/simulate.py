@@ -138,11 +138,9 @@ def _end(folder: Path) -> None:
 
 
 def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
-    """Keys and flags, in whichever order they were typed, and whether they make a sweep.
+    """Keys and flags, in whichever order they were typed, and whether they make a sweep."""
 
-    Hydra's own parser refuses flags between keys, and any wrong flag with a page of usage.
-    """
-
+    # Hydra's own parser refuses flags between keys, and any wrong flag with a page of usage.
     def refuse(message: str) -> NoReturn:
         raise ConfigError(f"{message}; fedsink simulate --help says what there is.")
 
@@ -205,12 +203,10 @@ def _task(
     finished: list[Path],
     objective: SweepObjective | None,
 ) -> Callable[[DictConfig], float | None]:
-    """Runs the task that Hydra starts, and returns the objective.
-
-    In this process it stores an error, because Hydra would announce it in a separate line; except
-    with an objective, where the sweeper must know that a run failed. In another process, where a
-    launcher has sent it, it raises what Hydra brings back.
-    """
+    """Runs the task that Hydra starts, and returns the objective."""
+    # In this process it stores an error, because Hydra would announce it in a separate line; except
+    # with an objective, where the sweeper must know that a run failed. In another process, where a
+    # launcher has sent it, it raises what Hydra brings back.
     here = os.getpid()
 
     def task(config: DictConfig) -> float | None:

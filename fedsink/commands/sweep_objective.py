@@ -18,13 +18,9 @@ class NoFigureError(ConfigError):
 
 @dataclass(frozen=True)
 class SweepObjective:
-    """A figure of a finished run, by which a sweeper chooses among runs.
+    """A figure of a finished run, by which a sweeper chooses among runs."""
 
-    Its key is `metrics.KEY`, of metrics.json or of the last line of metrics.jsonl; or
-    `evaluation.KEY`, of the file that `fedsink evaluate` writes. KEY may have dots.
-    """
-
-    key: str
+    key: str  # `metrics.KEY`, of metrics.json or metrics.jsonl's last line, or `evaluation.KEY`
 
     def __post_init__(self) -> None:
         source, _, name = self.key.partition(".")

@@ -119,10 +119,7 @@ def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of a simulation: `acting_values`, with absolute paths and what was typed.
-
-    Paths are absolute so that the run can be resumed from any working directory.
-    """
+    """Returns the values of a simulation: `acting_values`, absolute paths, and what was typed."""
     values = acting_values(config, overrides)
     data = values["data"]
     for group, key in (
@@ -181,11 +178,9 @@ def _typed(value: object) -> str:
 
 
 def refuse_idle(config: DictConfig, values: Config, overrides: Sequence[str]) -> None:
-    """Refuses a key that was typed, or that the experiment's file sets, and that does not act.
-
-    A key that an experiment takes from another one is not refused, nor a key of its file that a
-    typed key has put out of use. Null sets nothing. `values` are those of `config`, resolved.
-    """
+    """Refuses a key that was typed, or that the experiment's file sets, and that does not act."""
+    # A key that an experiment takes from another one is not refused, nor a key of its file that a
+    # typed key has put out of use. Null sets nothing.
     typed = dict(_typed_values(overrides))
     for key, value in typed.items():
         if needs := lacking(key, values):
@@ -225,16 +220,13 @@ def _typed_values(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _of_experiment(name: str, values: Config) -> Iterator[tuple[str, Any]]:
-    """Yields the keys that an experiment's file sets, without its tables for other values.
-
-    A value that refers to others is the composed one: an inherited key is not in the file.
-    """
+    """Yields the keys that an experiment's file sets, without its tables for other values."""
     content: Any = OmegaConf.to_container(file_of("experiment", name))
     own = {key: value for key, value in content.items() if key not in (*_REFERRED_TO, "paper")}
     composed = dict(leaves(values))
     for key, value in leaves(own):
         if isinstance(value, str) and value.startswith("${"):
-            value = composed.get(key)
+            value = composed.get(key)  # an inherited key is not in the file
         if value is not None:
             yield key, value
 

@@ -50,10 +50,8 @@ class InstalledPackages(SearchPathPlugin):
 
 
 def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
-    """Makes a Hydra application that reads `sys.argv` and gives the configuration to `task`.
-
-    Hydra's own errors are raised; by default Hydra prints them over several lines and exits.
-    """
+    """Makes a Hydra application that reads `sys.argv` and gives the configuration to `task`."""
+    # Hydra's own errors are raised; by default Hydra prints them over several lines and exits.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     Plugins.instance().register(InstalledPackages)
     run: Callable[[], None] = hydra.main(
@@ -107,11 +105,9 @@ def groups() -> list[str]:
 
 
 def as_overrides(values: Mapping[str, Any], groups: Collection[str]) -> list[str]:
-    """Writes one override for each key, of which Hydra reads exactly the value that was given.
-
-    A mapping under the name of a group stands for the options of that group; under any other key it
-    is a table. Text that holds ``${`` is an interpolation, as on the command line.
-    """
+    """Writes one override for each key, of which Hydra reads exactly the value that was given."""
+    # A mapping under the name of a group stands for the options of that group; under any other key
+    # it is a table. Text that holds ``${`` is an interpolation, as on the command line.
     overrides: dict[str, str] = {}
     for key, value in _flat(values, groups):
         if key in overrides:

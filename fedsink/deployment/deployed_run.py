@@ -137,11 +137,8 @@ class DeployEngine(ServerEngine):
 def deployed_settings(
     values: Config, folder: RunFolder, run: Mapping[str, Any]
 ) -> tuple[ServerSettings, Patience]:
-    """Returns the settings of a run on real nodes, and the patience with the nodes.
-
-    `values` are from `deployable`, or stored by an earlier process; `folder` is the run's on the
-    server's disk, and `run` holds its name and server_seed.
-    """
+    """Returns the settings of a run on real nodes, and the patience with the nodes."""
+    # `values` are from `deployable`, or were stored; `run` holds its name and server_seed.
     # Nothing adds nodes' replies up before the server has them: parts of the noise need masks.
     noise: dict[str, Any] = {**values["noise"], "dropouts": 0.0}
     noise["masked"] = noise["share"] == SECURE_AGGREGATION
@@ -174,12 +171,9 @@ def _check_sums(strategy: Any) -> None:
 
 
 def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str], object]) -> None:
-    """Executes the action in `run_config`, and tells its results to the submitter.
-
-    Its keys are `name` (of the run), `action` ("run", "resume" or "fetch") and `config` (for "run":
-    see `received`). Everything is written to `server_home`; `tell` writes a line to the log that
-    the submitter reads.
-    """
+    """Executes the action in `run_config`, and tells its results to the submitter."""
+    # Its keys are `name`, `action` (of _ACTIONS) and `config` (for "run": see `received`). `tell`
+    # writes a line to the log that the submitter reads.
     name = str(run_config["name"])
     try:
         with held_run(name) as folder:

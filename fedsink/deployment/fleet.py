@@ -32,11 +32,10 @@ _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class Fleet:
-    """Connects one node to a SuperLink; a context manager that signs the node on and off.
+    """Connects one node to a SuperLink; a context manager that signs the node on and off."""
 
-    While a SuperLink that has answered once is away, calls wait for it. A SuperLink that refuses
-    or has forgotten the node raises ClientError.
-    """
+    # Calls wait while a SuperLink that has answered once is away; one that refuses or has forgotten
+    # the node raises ClientError.
 
     def __init__(
         self,
@@ -88,10 +87,7 @@ class Fleet:
         return self._client.node_id
 
     def receive(self) -> Message | None:
-        """Returns the oldest message that waits for this node; None where there is none.
-
-        One that cannot be read, or whose run has ended, is a LostMessageError.
-        """
+        """Returns the oldest message for this node, or None; a lost one is a LostMessageError."""
         return self._client.receive()
 
     def send(self, reply: Message, seconds: float) -> None:

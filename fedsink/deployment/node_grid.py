@@ -62,11 +62,8 @@ class NodeGrid(ForwardingGrid):
         self._present: dict[int, int] | None = None  # client → node, of the last roster
 
     def roster(self) -> Mapping[int, int]:
-        """Returns client number → node id of the connected clients.
-
-        Too few of them for too long are a ClientError, and so are two new nodes that say at once
-        that they are one client.
-        """
+        """Returns client number → node id of the connected clients."""
+        # Too few of them for too long are a ClientError, and so are two new nodes of one client.
         deadline = time.monotonic() + self._patience.wait
         # Only the first call waits for all clients; later calls take the connected ones.
         wanted = self._clients if self._present is None else self._needed
@@ -197,12 +194,10 @@ class NodeGrid(ForwardingGrid):
 
 
 class Inquiry:
-    """Sends one message to each of several clients, and collects their replies.
+    """Sends one message to each of several clients, and collects their replies."""
 
-    A message may be sent several times: a client stores its reply and answers with the stored
-    bytes, so its owner is charged once. A client's *place* is that of its message in `asked`, which
-    are sent at once.
-    """
+    # It may be sent several times: a client answers with the stored bytes, so its owner is charged
+    # once. A client's *place* is that of its message in `asked`, which are sent at once.
 
     def __init__(self, grid: Grid, asked: Sequence[Message]) -> None:
         self._grid, self._asked = grid, asked
@@ -255,11 +250,9 @@ class Inquiry:
             self._sent = {sent: other for sent, other in self._sent.items() if other != place}
 
     def ask_again(self, nodes: Mapping[int, int], before: float) -> None:
-        """Asks clients again that were gone, are at another node, or have not answered for long.
-
-        `nodes` are node that was asked → node to ask now, of the connected clients; a client asked
-        `before` this time (time.monotonic()) has not answered for long.
-        """
+        """Asks clients again that were gone, are at another node, or have not answered for long."""
+        # `nodes` are node that was asked → node to ask now, of the connected clients; long is since
+        # `before`, of time.monotonic().
         again = {}
         for place, message in enumerate(self._asked):
             node = nodes.get(message.metadata.dst_node_id)

@@ -101,10 +101,7 @@ class Receiver:
         return _MARK in line
 
     def results(self) -> tuple[dict[str, bytes], dict[str, Any] | None]:
-        """Returns the files by path, and `message` and `exit_code` of a run that failed, or None.
-
-        A transfer that is not whole, or is no result of a run, is a TransferError.
-        """
+        """Returns the files by path, and `message` and `exit_code` where the run failed."""
         whole, total = self._transfer or ("", 0)
         content = b"".join(self._chunks.get(number, b"") for number in range(total))
         if hashlib.sha256(content).hexdigest() != whole:

@@ -60,12 +60,9 @@ class SigningGrid(ForwardingGrid):
         self._statements: dict[int, dict[str, Any]] = {}  # node → what it signed
 
     def collect(self, run: str, *, everybody: bool = False) -> list[dict[str, Any]]:
-        """Asks the nodes of this run for a last receipt; a slow node's earlier receipt stays.
-
-        Returns the statements that nodes have signed of the run, by their clients' numbers.
-        `everybody`: all connected nodes are asked, because those of the run answered another
-        process.
-        """
+        """Asks the nodes of this run for a last receipt; returns what they signed, by client."""
+        # A slow node's earlier receipt stays. `everybody`: all connected nodes are asked, because
+        # those of the run answered another process.
         connected = set(self._grid.get_node_ids())
         nodes = sorted(connected if everybody else connected & set(self._names))
         if not nodes:

@@ -28,11 +28,7 @@ _PENDING = 30.0
 
 
 class Submission:
-    """Runs `flwr run` once, of the Flower app in a folder.
-
-    `superlink` names the connection in Flower's configuration, and `run_config` is a TOML file that
-    overrides the app's configuration.
-    """
+    """Runs `flwr run` once, of the Flower app in a folder, by a connection of Flower's."""
 
     def __init__(self, app: Path, superlink: str, run_config: Path) -> None:
         self.app = app
@@ -51,11 +47,7 @@ class Submission:
         )
 
     def wait(self, *, everything: bool = False) -> None:
-        """Follows the run's log until it ends; its progress goes to standard error.
-
-        `everything`: the whole log is relayed, Flower's own lines and tracebacks included. A run
-        that could not be submitted is a ClientError.
-        """
+        """Follows the run's log until it ends; progress, or everything, goes to standard error."""
         if self._process.stdout is None:
             raise ConfigError("Flower's command line was started without an output.")
         pending = threading.Timer(_PENDING, self._say_if_pending)
@@ -136,13 +128,10 @@ def submit(
     everything: bool,
     stopped: Callable[[Submission], int] | None = None,
 ) -> int:
-    """Submits a run, follows it, and makes its run folder from the server's results.
-
-    `run_config` overrides the app's configuration; `folder` is missing or empty, and printed when
-    it has been made. At Ctrl-C or SIGTERM the run is stopped, and `stopped` gives the exit code, or
-    Ctrl-C is raised again. Returns the exit code. Results that did not arrive whole are a
-    TransferError.
-    """
+    """Submits a run, follows it, makes its run folder of the results; returns the exit code."""
+    # `run_config` overrides the app's configuration; `folder` is missing or empty, and printed when
+    # it has been made. At Ctrl-C or SIGTERM the run is stopped, and `stopped` gives the exit code,
+    # or Ctrl-C is raised again. Results that did not arrive whole are a TransferError.
     with tempfile.TemporaryDirectory(prefix="fedsink-deploy-") as scratch:
         path = Path(scratch) / "run.toml"
         # JSON's strings are TOML's.

@@ -33,11 +33,10 @@ _checks = Checks(ModelError)
 
 
 class Stacked(ABC):
-    """An architecture of M networks, whose weights are the rows of one matrix (M, W).
+    """An architecture of M networks, whose weights are the rows of one matrix (M, W)."""
 
-    An object holds no weights. Every method computes all networks in one batch, so that its cost
-    and its operations depend only on public sizes. Network m's results depend only on row m.
-    """
+    # Every method computes all networks in one batch: its cost and operations depend only on public
+    # sizes, network m's results only on row m.
 
     dimension: int  # D, coordinates of a point
     classes: int  # L, number of labels
@@ -45,10 +44,7 @@ class Stacked(ABC):
     @property
     @abstractmethod
     def layout(self) -> Mapping[str, tuple[tuple[int, ...], float]]:
-        """Each array's shape, and the standard deviation of its initial normal weights.
-
-        They stand in the order of a row of weights; deviations are for inputs of unit size.
-        """
+        """Each array's shape, and the deviation of its first weights for inputs of unit size."""
 
     @property
     def size(self) -> int:
@@ -228,11 +224,10 @@ def _halved(pixels: int) -> int:
 
 @dataclass(frozen=True)
 class LocalGenerator(Stacked):
-    """G_m(z, l) = s·(A₃φ(A₂φ(A₁[z, l]) + b₂) + b₃)/√D, with φ leaky and z uniform in [−1, 1]⁸.
+    """G_m(z, l) = s·(A₃φ(A₂φ(A₁[z, l]) + b₂) + b₃)/√D, with φ leaky and z uniform in [−1, 1]⁸."""
 
-    A throw-away generator for each critic: critics learn against them before a run's first round.
-    The scale s is about the norm of a record's coordinates.
-    """
+    # Thrown away: critics learn against one each before a run's first round. s is about the norm of
+    # a record's coordinates.
 
     dimension: int
     classes: int
@@ -280,10 +275,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, weights: Tensor, gradient: Tensor, rate: float, active: Tensor) -> None:
-        """Takes one step of the active rows, in place, at the same work whichever are active.
-
-        The other rows (`active`, (M,) bool) keep their weights (M, W) and state.
-        """
+        """Takes a step of the rows that are `active`, (M,) bool, at the same work whichever are."""
         first, second = _BETAS
         self.steps += active
         taken = self.steps.clamp(min=1.0)
@@ -298,12 +290,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class CriticTraining:
-    """Steps, batches and loss of the M critics of a client.
-
-    Before a critic's first round its `LocalGenerator` takes `warm_generator` steps, each after
-    `steps` of the critic against it; 0: there is none. The mismatch w is the fraction of records
-    under another label among the points that count as generated; 0 where there is only one class.
-    """
+    """Steps, batches and loss of the M critics of a client."""
 
     critics: int  # M, among which a client deals its records
     steps: int = 5  # of every critic in a round
@@ -314,8 +301,8 @@ class CriticTraining:
     late: float = 0.3  # fraction of the rounds that is left when the learning rate is halved
     penalty: float = 10.0  # weight of the gradient penalty
     drift: float = 1e-3  # weight of the drift term
-    mismatch: float = 0.0
-    warm_generator: int = 0
+    mismatch: float = 0.0  # w, fraction of records under another label among the generated points
+    warm_generator: int = 0  # steps of a `LocalGenerator`, each after `steps` against it; 0: none
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -139,11 +139,7 @@ def check_layer(name: str, values: int) -> None:
 
 
 def checked_sizes(name: str, *sizes: object) -> list[int]:
-    """Returns the sizes of a generator's parts, which a message may have named.
-
-    Raises:
-        ModelError: a size is not a whole number from 1 to 2³⁰, or there are too many.
-    """
+    """Returns the sizes of a generator's parts, 1 to 2³⁰ each; a message may have named them."""
     if len(sizes) > _MOST_LAYERS:
         raise ModelError(
             f"{name} has at most {_MOST_LAYERS} layers, got {len(sizes)}: leave some out."

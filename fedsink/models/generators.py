@@ -239,10 +239,7 @@ def _quota(classes: int, batch_size: int, mix: Tensor | None) -> Tensor:
 
 
 def _batches(labels: Tensor, quota: Tensor) -> list[Tensor]:
-    """Returns index tensors with at most quota[c] rows of each class c, covering every row.
-
-    A class in `labels` that the quota leaves out still gets one row per batch.
-    """
+    """Returns indices of batches with at most quota[c] rows of class c, or one where that is 0."""
     batch = torch.empty_like(labels)
     for label, room in enumerate(quota.clamp_min(1).tolist()):
         members = (labels == label).nonzero().squeeze(1)

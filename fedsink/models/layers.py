@@ -30,13 +30,10 @@ def normalised(layer: type[nn.BatchNorm1d | nn.BatchNorm2d], features: int) -> n
 
 
 class SpectralConvolution(nn.Conv2d):
-    """A convolution by W/σ(W), σ(W) the largest singular value of the kernel as a matrix.
+    """A convolution by W/σ(W), σ(W) the largest singular value of the kernel as a matrix."""
 
-    The kernel W (outputs, inputs, k, k) is a matrix of `outputs` rows, as in spectral
-    normalisation (Miyato et al. 2018, eq. 8). That method keeps an estimate of σ between steps and
-    improves it by one power iteration at each; `spectral_norm` computes it anew, so that the layer
-    has no state except its weights, and computes the same wherever they are.
-    """
+    # Of `outputs` rows, as in spectral normalisation (Miyato et al. 2018, eq. 8), which keeps an
+    # estimate of σ between steps; computed anew, the layer has no state but its weights.
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight / spectral_norm(self.weight)
@@ -62,11 +59,7 @@ def spectral_norm(weight: Tensor) -> Tensor:
 
 
 def low_pass_basis(name: str, shape: tuple[int, ...], radius: float | None) -> Tensor:
-    """Returns the cosines of a picture's band, float32 (K, height·width): a row a frequency.
-
-    They are those below `radius`, or up to half the shorter side if None. Raises ModelError for
-    an empty band, with the name of the generator.
-    """
+    """Returns cosines below `radius`, float32 (K, height·width); None: half the shorter side."""
     return dct.basis(*shape[1:], low_pass_band(name, shape, radius), torch.float32).clone()
 
 
@@ -80,21 +73,17 @@ def low_pass_band(name: str, shape: tuple[int, ...], radius: float | None) -> dc
 
 
 def class_inputs(z: Tensor, one_hot: Tensor) -> Tensor:
-    """Returns onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors.
-
-    A linear layer of it without a bias has one matrix and one bias for each class.
-    """
+    """Returns onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors."""
+    # A linear layer of it without a bias has one matrix and one bias for each class.
     inputs = torch.cat([z, torch.ones_like(z[:, :1])], dim=1)
     return (one_hot.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draws all weights in the order of the modules, from U(−1/√fan_in, 1/√fan_in).
-
-    That is PyTorch's rule for linear and convolution layers and their biases; embeddings are
-    N(0, 1) and BatchNorm starts as the identity. `generator=None` means seed 0.
-    """
+    """Draws all weights in the order of the modules, from U(−1/√fan_in, 1/√fan_in)."""
+    # That is PyTorch's rule for linear and convolution layers and their biases; embeddings are
+    # N(0, 1) and BatchNorm starts as the identity. `generator=None` means seed 0.
     random = torch.Generator().manual_seed(0) if generator is None else generator
     for layer in module.modules():
         if isinstance(layer, nn.Embedding):

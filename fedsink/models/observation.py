@@ -26,32 +26,20 @@ class LowPassNoise:
     """x ↦ clamp(x + s·n, 0, 1), with n Gaussian and low-pass: a decoder's observation model.
 
     It restores full rank to the thin sheet that a small generator fills (the observation model of
-    Kingma and Welling 2014, with a variance that is fixed instead of learnt).
-
-    The coefficient of n at radius r of the orthonormal DCT (`fedsink.data.dct`) has standard
-    deviation proportional to 1/(1 + (r/r₀)²), r₀ = κ·min(H, W), and n has unit mean square over
-    the picture.
-
-    Attributes:
-        std: s ≥ 0, in units of the pixel range; 0 adds nothing.
-        cutoff: κ > 0, in units of the shorter side; small is smooth.
-
-    Raises:
-        ConfigError: a value out of range.
+    Kingma and Welling 2014, with a variance that is fixed instead of learnt). The coefficient of n
+    at radius r of the orthonormal DCT has standard deviation proportional to 1/(1 + (r/r₀)²),
+    r₀ = κ·min(H, W), and n has unit mean square over the picture.
     """
 
-    std: float = 0.0
-    cutoff: float = 0.43
+    std: float = 0.0  # s ≥ 0, in units of the pixel range; 0 adds nothing
+    cutoff: float = 0.43  # κ > 0, in units of the shorter side; small is smooth
 
     def __post_init__(self) -> None:
         checks.number("observation.noise.std", self.std)
         checks.positive("observation.noise.cutoff", self.cutoff)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
-        """Returns images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.
-
-        Row i depends only on image i and the stream's i-th normals.
-        """
+        """Returns images (n, C, H, W) in [0, 1] with noise, each of its own normals."""
         if self.std == 0.0 or len(images) == 0:
             return images
         # In float64, as bends are: the rounding of a product depends on the number of pictures.

@@ -71,10 +71,9 @@ OF_MASK_KEY, OF_SELF_MASK = b"\0", b"\1"
 
 @dataclass
 class _Memory:
-    """All that a client keeps of one message between trips.
+    """All that a client keeps of one message between trips."""
 
-    The first three are empty once y_u is sent, `shares` once the client has unmasked.
-    """
+    # The first three are empty once y_u is sent, `shares` once the client has unmasked.
 
     channel: bytes = b""  # private key of c_u
     mask: bytes = b""  # of s_u
@@ -277,10 +276,8 @@ class ClientSession:
     # Trip 4 ------------------------------------------------------------------------------------
 
     def unmask(self, signatures: bytes) -> bytes:
-        """Returns in trip 4 one share of each client around this one, and forgets all secrets.
-
-        The signatures are survivors', over the statement that this client signed.
-        """
+        """Returns in trip 4 one share of each client around this one, and forgets all secrets."""
+        # `signatures` are survivors', over the statement that this client signed.
         return self._once(4, signatures, self._reveal)
 
     def _reveal(self, content: bytes) -> bytes:
@@ -414,10 +411,8 @@ def _circle(roster: KeyRoster, neighbours: int) -> Circle:
 
 
 def pair(roster: KeyRoster, request: bytes, one: int, other: int) -> bytes:
-    """Returns the purpose of the mask that two clients share: theirs, for this request only.
-
-    The roster's digest stands for run, message and parameters: each row is signed for them.
-    """
+    """Returns the purpose of the mask that two clients share: theirs, for this request only."""
+    # The roster's digest stands for run, message and parameters: each row is signed for them.
     low, high = sorted((one, other))
     return b"mask" + roster.digest + number(low) + number(high) + request
 

@@ -101,11 +101,10 @@ def _tail(population: int, marked: int, drawn: int, least: int) -> int:
 
 
 class Circle:
-    """The clients of one roster in the order of the circle; of at most k + 1 all are neighbours.
+    """The clients of one roster in the order of the circle; of at most k + 1 all are neighbours."""
 
-    The seed is the roster's digest. It depends on every client's fresh keys, so that nobody chooses
-    neighbours for less than a search (`SECURITY`).
-    """
+    # The seed is the roster's digest, of every client's fresh keys: nobody chooses neighbours for
+    # less than a search (`SECURITY`).
 
     def __init__(self, clients: Sequence[int], neighbours: int, seed: bytes) -> None:
         self._everybody = len(clients) <= neighbours + 1
@@ -116,10 +115,7 @@ class Circle:
         self._half = neighbours // 2
 
     def around(self, client: int) -> tuple[int, ...]:
-        """Returns a client and its neighbours, in the order of its shares: share j is for the j-th.
-
-        A client is among its neighbours' neighbours.
-        """
+        """Returns a client and its neighbours in the order of its shares: the j-th has share j."""
         if self._everybody:
             return tuple(self._order)
         place, size = self._place[client], len(self._order)

@@ -13,12 +13,10 @@ from fedsink.secagg.parameters import KEY_BYTES, NO_CERTIFICATE
 
 
 def is_weak(public: bytes) -> bool:
-    """Returns True if the order of an encoded point of edwards25519 divides 8.
-
-    For such a key the signature R = 1, S = 0, which anybody can write, verifies for about one
-    message in eight or more. Orders 1 and 2 have y = ±1. A point of order 4 has y = 0; one of order
-    8 doubles to it, so that x² = -y², and the curve -x² + y² = 1 + dx²y² leaves dy⁴ + 2y² = 1.
-    """
+    """Returns True if the order of an encoded point of edwards25519 divides 8."""
+    # For such a key the signature R = 1, S = 0, which anybody can write, verifies for about one
+    # message in eight or more. Orders 1 and 2 have y = ±1. A point of order 4 has y = 0; one of
+    # order 8 doubles to it: x² = -y², and the curve -x² + y² = 1 + dx²y² leaves dy⁴ + 2y² = 1.
     p = 2**255 - 19
     d = -121665 * pow(121666, -1, p)
     y = int.from_bytes(public, "little") % 2**255  # the highest bit is the sign of x

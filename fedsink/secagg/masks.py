@@ -26,22 +26,17 @@ _SMALL = {0, 1, _FIELD - 1, _ORDER_8, _OTHER_8}
 
 
 def check_public(public: bytes) -> None:
-    """Refuses an X25519 public key of small order, or one that is not in its only short form.
-
-    Points of order 1, 2, 4 and 8 on the curve and its twist give the same secret to everybody. RFC
-    7748 reads u and u + p, and both values of the highest bit, as one point: one key could stand in
-    a roster twice.
-    """
+    """Refuses an X25519 public key of small order, or one that is not in its only short form."""
+    # Points of order 1, 2, 4 and 8 on the curve and its twist give everybody the same secret. RFC
+    # 7748 reads u and u + p, and both values of the highest bit, as one point: a key could stand in
+    # a roster twice.
     u = int.from_bytes(public, "little")
     if u >= _FIELD or u in _SMALL:
         raise WeakKeyError("A public key in the roster is weak: everybody knows its secrets.")
 
 
 def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
-    """Returns 32 bytes that only the owners of two X25519 keys know.
-
-    The purpose names use, roster and clients; other purposes give independent bytes.
-    """
+    """Returns 32 bytes that only the owners of two X25519 keys know; each purpose has others."""
     check_public(public)
     key = X25519PrivateKey.from_private_bytes(private)
     secret = key.exchange(X25519PublicKey.from_public_bytes(public))
@@ -53,12 +48,9 @@ def public_of(private: bytes) -> bytes:
 
 
 def expand(seed: bytes, length: int, dtype: np.dtype[Any]) -> Words:
-    """Returns PRG(seed): words that are uniform to whoever does not know the seed; ChaCha20.
-
-    2^b divides the number of words, so that residues of them are uniform as well, and masks are
-    added as words and reduced once. A seed is for one vector: it comes from keys that are fresh for
-    each message.
-    """
+    """Returns PRG(seed): words that are uniform to whoever does not know the seed; ChaCha20."""
+    # 2^b divides the number of words: residues are uniform as well, and masks are reduced once. A
+    # seed is for one vector: it comes from keys that are fresh for each message.
     stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor()
     return np.frombuffer(stream.update(bytes(length * dtype.itemsize)), dtype)
 
@@ -101,10 +93,8 @@ SECRET_BYTES, SHARE_BYTES = 32, 33
 
 
 def share(secret: bytes, shares: int, needed: int, random: Callable[[int], bytes]) -> list[bytes]:
-    """Returns f(1), …, f(m) of a random polynomial f of degree t − 1 with f(0) the secret.
-
-    Shamir (1979): any t = `needed` of these m shares give the secret, and fewer tell nothing.
-    """
+    """Returns f(1), …, f(m) of a random polynomial f of degree t − 1 with f(0) the secret."""
+    # Shamir (1979): any t = `needed` of these m shares give the secret, and fewer tell nothing.
     coefficients = [int.from_bytes(secret, "big")]
     # 48 bytes: a residue is uniform up to 2^-127.
     coefficients += [int.from_bytes(random(48), "big") % PRIME for _ in range(needed - 1)]
@@ -119,10 +109,8 @@ def share(secret: bytes, shares: int, needed: int, random: Callable[[int], bytes
 
 
 def reconstruct(shares: Mapping[int, bytes]) -> bytes | None:
-    """Returns the secret of t shares by their places 1, …, m; None where they belong to none.
-
-    Lagrange's formula at 0: f(0) = Σ_x f(x)·Π_{y≠x} y/(y − x).
-    """
+    """Returns the secret of t shares by their places 1, …, m; None where they belong to none."""
+    # Lagrange's formula at 0: f(0) = Σ_x f(x)·Π_{y≠x} y/(y − x).
     values = (int.from_bytes(value, "big") for value in shares.values())
     secret = sum(w * y for w, y in zip(_weights(tuple(shares)), values, strict=True)) % PRIME
     return None if secret >= 1 << 256 else secret.to_bytes(SECRET_BYTES, "big")

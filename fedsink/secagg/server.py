@@ -236,10 +236,7 @@ class ServerSession:
         return True
 
     def result(self, request: bytes) -> MaskedSum:
-        """Removes from Σ y_u the self masks of survivors, and their masks with the dropped.
-
-        Raises VoidMessageError where shares are too few, or give no secret of their owner's.
-        """
+        """Removes from Σ y_u the survivors' self masks, and their masks with the dropped."""
         size = self.parameters.length, self.parameters.dtype
         if not self._signers:
             self._require(3, 0)
@@ -281,10 +278,8 @@ class ServerSession:
         return secret
 
     def needed(self, trip: int) -> int:
-        """Returns the least number of answers with which a trip, 0 to 4, does not end the message.
-
-        In a large cohort each neighbourhood needs its own t of them, which `result` sees.
-        """
+        """Returns the least number of answers with which a trip does not end the message."""
+        # In a large cohort each neighbourhood needs its own t of them, which `result` sees.
         return self.parameters.least if trip < 3 else self.parameters.quorum
 
     def _require(self, trip: int, clients: int) -> None:

@@ -91,11 +91,9 @@ class FinishedRun:
 
 
 def shown_map(privacy: Mapping[str, Any]) -> Map | None:
-    """Returns the map whose released band of a picture is shown; None in the central mode.
-
-    Outside the band that clients release, the generator has no gradient. A public start may have
-    learnt a wider one, which stays in the generator: the wider of the two is shown.
-    """
+    """Returns the map whose released band of a picture is shown; None in the central mode."""
+    # Outside the band that clients release, the generator has no gradient; a public start may have
+    # learnt a wider one, which stays: the wider of the two is shown.
     if privacy.get("model") != "ldp":
         return None  # also after a local start, whose map the run's own method does not know
     start = privacy.get("start")

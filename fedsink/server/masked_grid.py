@@ -117,10 +117,7 @@ class MaskedGrid(ForwardingGrid):
 
 
 class _Cohort:
-    """The clients of one broadcast, and the server's session of their sum.
-
-    The sum is named after the whole cohort: a client that is not connected has dropped out.
-    """
+    """The clients of one broadcast, who all are in its sum's name, and the server's session."""
 
     def __init__(self, run: str, message_type: str, broadcast: Broadcast) -> None:
         if broadcast.fixed_point is None:
@@ -140,10 +137,8 @@ class _Cohort:
         self.absent: list[int] = list(broadcast.nodes)  # whose vectors are not in the sum
 
     def continue_from(self, prepared: Iterable[_Cohort]) -> None:
-        """Takes over the session of the same sum whose first two trips are done, if there is one.
-
-        Where too few clients have sent shares, the trips are asked again, and answered again.
-        """
+        """Takes over the session of the same sum, of which two trips are done, if there is one."""
+        # Where too few clients have sent shares, the trips are asked again, and answered again.
         for other in prepared:
             if other.parameters == self.parameters and other.is_prepared:
                 self.session = other.session
@@ -203,10 +198,8 @@ class _Trips:
         self._gone: set[int] = set()
 
     def ask(self, trip: str, cohorts: Sequence[_Cohort], following: Sequence[_Cohort] = ()) -> None:
-        """Sends one message to each client that is left, and takes the answers.
-
-        `following` are the cohorts of the next exchange, which are asked the trip's `AHEAD`.
-        """
+        """Sends one message to each client that is left, and takes the answers."""
+        # `following` are the cohorts of the next exchange, which are asked the trip's `AHEAD`.
         asked: dict[int, list[_Errand]] = {}  # node → a trip, or a trip and that of the next sum
         for one in (*self._asked(trip, cohorts), *self._asked(AHEAD.get(trip, ""), following)):
             asked.setdefault(one.cohort.broadcast.nodes[one.client], []).append(one)

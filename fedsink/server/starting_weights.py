@@ -71,11 +71,9 @@ def statement_of(source: Path) -> dict[str, Any]:
 
 
 def put_in_place(generator: Generator, source: Path) -> None:
-    """Gives a generator the weights of a start, which must be public and of its architecture.
-
-    One that draws the same for every class and latent is refused, since no training repairs it:
-    steps too long for a loss without noise end in saturated pixels, where its gradient is 0.
-    """
+    """Gives a generator the weights of a start, which must be public and of its architecture."""
+    # One that draws the same for every class and latent is refused, since no training repairs it:
+    # steps too long for a loss without noise end in saturated pixels, where its gradient is 0.
     statement_of(source)
     try:
         start = load(source)

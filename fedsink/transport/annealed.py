@@ -89,11 +89,8 @@ def anneal(problem: Problem, starts: list[float], scaling: float) -> Solution:
 
 
 def epsilon_schedule(diameter: float, lam: float, scaling: float) -> list[float]:
-    """Returns [D, D, D·s, D·s², …, λ] with all middle values above λ (GeomLoss' list, p = 1).
-
-    A diameter of 0 (all points coincide) gives [λ, λ].
-    """
-    if diameter <= 0.0:
+    """Returns [D, D, D·s, D·s², …, λ] with all middle values above λ (GeomLoss' list, p = 1)."""
+    if diameter <= 0.0:  # all points coincide
         return [lam, lam]
     steps = max(0, math.ceil((math.log(lam) - math.log(diameter)) / math.log(scaling)))
     return [diameter, *(diameter * scaling**step for step in range(steps)), lam]
@@ -102,11 +99,9 @@ def epsilon_schedule(diameter: float, lam: float, scaling: float) -> list[float]
 def bounding_diameter(
     x: Tensor, y: Tensor, log_a: Tensor | None = None, log_b: Tensor | None = None
 ) -> Tensor:
-    """Returns the Euclidean diagonal of the box that holds x and y, shape (...).
-
-    Points of weight zero are left out. It is GeomLoss' default diameter for one problem. It depends
-    on the points, private ones included, and so does the length of a schedule from it.
-    """
+    """Returns the Euclidean diagonal of the box that holds x and y, shape (...)."""
+    # GeomLoss' default diameter, without points of weight zero. It depends on the points, private
+    # ones included, and so does the length of a schedule from it.
     low, high = [], []
     for points, log_weights in ((x, log_a), (y, log_b)):
         lowest = highest = points
@@ -126,10 +121,7 @@ def bounding_diameter(
 
 
 def _without_padding(points: Tensor, real: Tensor) -> Tensor:
-    """Returns points (..., n, d) with padding replaced by copies of a real point.
-
-    Copying rows is many times faster than filling them.
-    """
+    """Returns points (..., n, d) whose padding copies a real point: faster than filling it."""
     if bool(real.all()):
         return points
     batch, (n, d) = torch.broadcast_shapes(points.shape[:-2], real.shape[:-1]), points.shape[-2:]
@@ -143,11 +135,9 @@ def _without_padding(points: Tensor, real: Tensor) -> Tensor:
 
 
 def warm_start(problem: Problem, most_iterations: int) -> SinkhornState:
-    """Returns the state after iterations at each value from the cost range to λ by halves.
-
-    For λ far below the range it saves hundreds of iterations at fixed λ. Schedules are equally
-    long; one of `most_iterations` or more does not run: then potentials are zero.
-    """
+    """Returns the state after iterations at each value from the cost range to λ by halves."""
+    # For λ far below the range it saves hundreds of iterations at fixed λ. Schedules are equally
+    # long; one of `most_iterations` or more does not run: then potentials are zero.
     schedules = [epsilon_schedule(span, problem.lam, 0.5) for span in problem.cost_range.tolist()]
     each = min(_PER_VALUE, (most_iterations - 1) // len(schedules[0]))
     state = SinkhornState.begin(problem)
@@ -189,11 +179,9 @@ def follow(softmin: SoftMinimum, schedules: list[list[float]]) -> Potentials:
 
 
 def _compiled(problem: Problem, schedules: list[list[float]]) -> Potentials | None:
-    """Runs one schedule per problem, by compiled code; None where the eager code must run.
-
-    Every update is f ← w·softmin_ε(g) + (1 − w)·f, and the same for g: w = 1 for the first and the
-    last one, ½ between, and 0 while a problem waits for longer schedules of its batch.
-    """
+    """Runs one schedule per problem, by compiled code; None where the eager code must run."""
+    # Every update is f ← w·softmin_ε(g) + (1 − w)·f, and the same for g: w = 1 for the first and
+    # the last one, ½ between, and 0 while a problem waits for longer schedules of its batch.
     cost = problem.cost
     updates = max(len(values) for values in schedules) + 2
     seconds = updates * (_SECONDS_PER_UPDATE + _SECONDS_PER_PAIR * cost.numel())

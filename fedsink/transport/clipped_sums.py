@@ -153,16 +153,11 @@ def clipped_pullback(
 
 
 def row_weights(f: Tensor, cost_matrix: Tensor, lam: float, mask: Tensor | None = None) -> Tensor:
-    """Returns w_ij = exp((f_i − C_ij)/λ) / Σ_k exp((f_k − C_kj)/λ), shape (..., n, m).
-
-    f has shape (..., n) and C (..., n, m), both in units of cost like λ > 0. Each column sums
-    to one: a record distributes one unit over the rows. Column j depends on record j only.
-
-    With a `mask` (..., n, m) k runs over the rows where it is true, in float64. The other rows get
-    weight exactly 0, and a column without any row is zero. The time does not depend on the values:
-    weights below e^−300 of a column's largest are raised to that, as exp takes many times longer
-    where its result underflows.
-    """
+    """Returns w_ij = exp((f_i − C_ij)/λ) / Σ_k exp((f_k − C_kj)/λ), shape (..., n, m)."""
+    # f has shape (..., n) and C (..., n, m). Each column sums to one, and depends on record j only.
+    # With a `mask` (..., n, m) k runs over the rows where it is true, in float64; other rows get
+    # weight exactly 0, and a column without any row is zero. The time does not depend on the
+    # values: weights below e^−300 of a column's largest are raised to that, as underflows are slow.
     scores = (f.unsqueeze(-1) - cost_matrix) / lam
     if mask is None:
         return torch.softmax(scores, dim=-2)
@@ -174,11 +169,8 @@ def row_weights(f: Tensor, cost_matrix: Tensor, lam: float, mask: Tensor | None 
 
 
 def record_field(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """Returns Σ_j w_ij (x_i − y_j), shape (..., n, d), by one matmul.
-
-    With w from `row_weights` it is the unclipped sum of all records' contributions; half the
-    gradient of −λ Σ_j log Σ_i exp((f_i − ‖x_i − y_j‖²)/λ) at x.
-    """
+    """Returns Σ_j w_ij (x_i − y_j), (..., n, d), by one matmul: the unclipped contributions."""
+    # Half the gradient of −λ Σ_j log Σ_i exp((f_i − ‖x_i − y_j‖²)/λ) at x.
     return x * w.sum(-1, keepdim=True) - w @ y
 
 
@@ -227,13 +219,9 @@ def sum_by_matmul(
     lam: float,
     clip: float,
     mask: Tensor | None = None,
-    squares: Tensor | None = None,
+    squares: Tensor | None = None,  # ‖y_j‖², (m,), where they are known
 ) -> Tensor:
-    """Returns the clipped sum of records for which `matmul_keeps_the_bound`, (n, d).
-
-    Or (B, n, d) for B problems, with a leading dimension of x, y, f and the mask. `squares` are
-    ‖y_j‖², (m,), where they are known.
-    """
+    """Returns the clipped sum of records where `matmul_keeps_the_bound`, (n, d) or (B, n, d)."""
     squares = y.square().sum(-1) if squares is None else squares
     reach = x.square().sum(-1, keepdim=True) + squares.unsqueeze(-2)
     product = torch.addmm if x.dim() == 2 else torch.baddbmm
@@ -249,10 +237,8 @@ def sum_by_matmul(
 def single_contribution(
     x: Tensor, record: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Returns min(1, Δ/‖g_j‖)·g_j of one record, (n, d), whatever the values; zero if undefined.
-
-    `mask` (n,) names the rows the record may choose from; `clip` is a `reduced` Δ, or infinite.
-    """
+    """Returns min(1, Δ/‖g_j‖)·g_j of one record, (n, d), whatever the values; zero if undefined."""
+    # `mask` (n,) names the rows it may choose from; `clip` is a `reduced` Δ, or infinite.
     difference = x - record
     column = None if mask is None else mask.unsqueeze(-1)
     w = row_weights(f, difference.square().sum(-1, keepdim=True), lam, column)

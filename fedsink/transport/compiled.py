@@ -29,11 +29,10 @@ _WORTH_SECONDS = 30.0
 
 
 class Kernel(Generic[P, R]):
-    """A function of tensors with a compiled twin.
+    """A function of tensors with a compiled twin."""
 
-    The function may have n×m×d intermediates, which the compiler fuses away. So it is never run
-    uncompiled: where `wanted` is false or `run` returns None, its caller runs eager code.
-    """
+    # Its n×m×d intermediates are fused away by the compiler, so it is never run uncompiled: where
+    # `wanted` is false or `run` returns None, its caller runs eager code.
 
     def __init__(self, function: Callable[P, R]) -> None:
         self._function = function
@@ -42,11 +41,9 @@ class Kernel(Generic[P, R]):
         self._seconds = 0.0
 
     def wanted(self, seconds: float) -> bool:
-        """Returns whether to run compiled, and counts `seconds` of eager work if not.
-
-        They are the eager code's by a fixed rule of the shapes, not by a clock: then two runs of
-        the same work switch at the same call, and the switch reveals nothing about values.
-        """
+        """Returns whether to run compiled, and counts `seconds` of eager work if not."""
+        # By a fixed rule of the shapes, not by a clock: two runs of the same work switch at the
+        # same call, and the switch reveals nothing about values.
         # In compiled code and in a recording no compiler can be called.
         if torch.compiler.is_compiling() or (
             torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
@@ -63,11 +60,8 @@ class Kernel(Generic[P, R]):
         return False
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Returns the function's result from compiled code, or None if it cannot be compiled.
-
-        Tensors should be contiguous with every size at least 2: other layouts, and sizes 0 and 1,
-        are compiled separately.
-        """
+        """Returns the function's result from compiled code, or None if it cannot be compiled."""
+        # Tensors should be contiguous: other layouts, and sizes 0 and 1, are compiled separately.
         try:
             if self._compiled is None:
                 log.info("compiling %s", self._function.__name__)

@@ -316,11 +316,7 @@ def _signs(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
 def _compiled_distances(
     kernel: Kernel[..., Tensor], x: Tensor, y: Tensor, *weights: float
 ) -> Tensor | None:
-    """Returns a kernel's distances; None where eager code has to compute them.
-
-    That is where compiled code is not wanted, and where distances overflow, as eager code
-    saturates them.
-    """
+    """Returns a kernel's distances; None where it is not wanted, or eager code has to saturate."""
     pair = _compilable(kernel, x, y)
     if pair is None:
         return None
@@ -345,13 +341,10 @@ def _compilable(kernel: Kernel[..., Tensor], x: Tensor, y: Tensor) -> tuple[Tens
 
 
 def _shared(points: Tensor) -> Tensor:
-    """Returns the points contiguous, once if the whole batch shares them, and not as a view.
-
-    The compiler distinguishes views of one tensor from those of another.
-    """
+    """Returns the points contiguous, once if the whole batch shares them, and not as a view."""
     if points.dim() == 3 and points.stride(0) == 0:
         points = points[0]
-    if points._base is None and points.is_contiguous():
+    if points._base is None and points.is_contiguous():  # a view would be compiled anew
         return points
     return points.clone(memory_format=torch.contiguous_format)
 
@@ -363,10 +356,7 @@ def _row_blocks(rows: int, elements_per_row: int, tile: int) -> list[slice]:
 
 
 def _saturate(distances: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Replaces overflow by the largest finite number where both points are finite.
-
-    Points that are not finite keep a NaN cost, so that a solver refuses them.
-    """
+    """Replaces overflow by the largest finite number; costs of points with NaN or ∞ are NaN."""
     largest = torch.finfo(distances.dtype).max
     finite = torch.nan_to_num_(distances, nan=largest, posinf=largest)
     valid = x.isfinite().all(-1).unsqueeze(-1) & y.isfinite().all(-1).unsqueeze(-2)

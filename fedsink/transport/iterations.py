@@ -51,11 +51,8 @@ class SinkhornState:
         met: Tensor | None = None,
         only: Tensor | None = None,
     ) -> None:
-        """Sets the potentials of all problems that had not converged before, or `only` of some.
-
-        A problem that has met the tolerance is never touched again: its result does not
-        depend on the other problems in its batch.
-        """
+        """Sets the potentials of all problems that had not converged before, or `only` of some."""
+        # A problem that has met the tolerance stays: its result does not depend on the others'.
         running = ~self.converged if only is None else ~self.converged & only
         if bool(running.all()):
             self.f, self.g = f, g
@@ -115,11 +112,8 @@ class SoftMinimum:
 def iterate_potentials(
     softmin: SoftMinimum, state: SinkhornState, max_iterations: int, tolerance: float
 ) -> SinkhornState:
-    """Alternates row and column updates until the row violation is within the tolerance.
-
-    The column update comes last, so columns hold exactly and the row violation is the whole
-    marginal error. The next row update gives it, every `CHECK_EVERY` iterations.
-    """
+    """Alternates row and column updates until the row violation is within the tolerance."""
+    # The column update comes last: columns hold exactly, and the row violation is the whole error.
     done = int(state.iterations.masked_fill(state.converged, 0).max())
     f, g = state.f, state.g
     fresh = True
@@ -142,10 +136,9 @@ def iterate_potentials(
 def iterate_symmetric(
     softmin: SoftMinimum, state: SinkhornState, max_iterations: int, tolerance: float
 ) -> SinkhornState:
-    """Iterates f ← (f + softmin(f))/2 for clouds with themselves, g = f (Feydy et al. 2019, §3.1).
-
-    The error halves each time, whatever λ is; alternating updates crawl on such problems.
-    """
+    """Iterates f ← (f + softmin(f))/2 for clouds with themselves, g = f."""
+    # Feydy et al. 2019, §3.1. The error halves each time, whatever λ is; alternating updates crawl
+    # on such problems.
     for iteration in range(1, max_iterations + 1):
         updated = softmin.rows(state.f, softmin.lam)
         met = _violation(softmin, state.f, updated) <= tolerance if tolerance > 0.0 else None
@@ -163,11 +156,10 @@ def _violation(softmin: SoftMinimum, f: Tensor, updated: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Limits:
-    """The exponent at which K is cut off, and how far scalings may drift before an absorption.
+    """Where K is cut off, and how far scalings may drift before an absorption."""
 
-    The floor keeps K positive, so that no sum is ever 0 (or slow, as subnormal numbers are).
-    Plan entries raised by the floor weigh at most growth²·e^floor ≤ 1e-10 of the plan.
-    """
+    # The floor keeps K positive, so that no sum is ever 0, or slow as subnormal numbers are. Plan
+    # entries raised by it weigh at most growth²·e^floor ≤ 1e-10 of the plan.
 
     floor: float
     growth: float
@@ -181,11 +173,8 @@ _MOST_ABSORPTIONS = 20
 def iterate_scalings(
     problem: Problem, state: SinkhornState, max_iterations: int, tolerance: float
 ) -> SinkhornState:
-    """Alternates row and column scalings until the row violation is within the tolerance.
-
-    Where scalings have to be absorbed too often, the state returned is not `finished` and has
-    finite potentials, from which `iterate_potentials` continues.
-    """
+    """Alternates row and column scalings until the row violation is within the tolerance."""
+    # After too many absorptions the state is not `finished`, and its potentials are finite.
     limits = _LIMITS[problem.cost.dtype]
     a, b = problem.log_a.exp(), problem.log_b.exp()
     kernel = _Kernel(problem, limits)

@@ -93,14 +93,8 @@ def forget() -> None:
 
 
 def load(spec: DataSpec, split: Split = "train") -> LabelledData:
-    """Reads one split of a dataset, of the users that take part, and checks it.
-
-    The last eight results are kept, so that a hundred simulated clients share one copy.
-
-    Raises:
-        ConfigError: for an unknown source or split, or a list of users for a source without any.
-        DataError: for files that are missing or corrupt, or records that contradict `spec`.
-    """
+    """Reads one split of a dataset, of the users that take part, and checks it."""
+    # The last eight results are kept, so that a hundred simulated clients share one copy.
     return _load(spec, split)
 
 
@@ -131,11 +125,8 @@ def _load(spec: DataSpec, split: Split) -> LabelledData:
 
 
 def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
-    """Sentences on what reading a split passed over, changed and found more than once.
-
-    They are about private records: for the terminal of a simulation or of a node, and for nobody
-    else. Only what this process has read is known.
-    """
+    """Sentences on what reading a split in this process passed over, changed and found again."""
+    # They are about private records: for the terminal of a simulation or of a node, and no other.
     if (spec, split) not in _NOTES:
         return ()
     records = load(spec, split)

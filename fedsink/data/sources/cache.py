@@ -18,11 +18,8 @@ def cache_folder() -> Path:
 
 
 def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Returns `folder`, after `fill(temporary)` made its content if it was not there yet.
-
-    The content is made in a temporary neighbour and renamed, so a crash leaves nothing half
-    done. If several processes start together, one wins and all see the same files.
-    """
+    """Returns `folder`, after `fill(temporary)` made its content if it was not there yet."""
+    # A crash leaves nothing half done; of several processes one wins, and all see the same files.
     if not folder.is_dir():
         try:
             with new_folder(folder, mode=0o700) as temporary:
@@ -37,10 +34,7 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def key_of(files: Sequence[Path], *facts: object) -> str:
-    """Returns the name of a cache entry made from files of one folder and whatever else decides it.
-
-    Names, sizes and times of the files count, and the folder: replaced files give another.
-    """
+    """Returns the name of a cache entry made from files of a folder, as they are now, and facts."""
     stamps = [(file.name, (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
     whole = repr((str(files[0].resolve().parent), *facts, stamps))
     return hashlib.sha256(whole.encode()).hexdigest()[:16]

@@ -27,12 +27,9 @@ _SPLITS = {"train": "0", "test": "2"}  # "1" is the validation split, which noth
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Returns uint8 images (N, *spec.shape) and labels: 1 where the attribute Male is 1, else 0.
-
-    Pictures are scaled until they cover data.shape (antialiased) and cropped at the centre, as
-    for `image_folder`. That takes minutes for all of CelebA, so the result is kept in the cache
-    folder under the names, sizes and times of the files.
-    """
+    """Returns uint8 images (N, *spec.shape) and labels: 1 where the attribute Male is 1, else 0."""
+    # Scaled until they cover data.shape (antialiased) and cropped at the centre, as for
+    # `image_folder`: that takes minutes, so the result is kept in the cache folder.
     if len(spec.shape) != 3 or spec.shape[0] not in MODES or len(spec.classes) != 2:
         raise ConfigError(
             "celeba needs data.shape = (1 or 3 channels, height, width) and two data.classes "

@@ -25,10 +25,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _embedded() -> tuple[np.ndarray, np.ndarray]:
-    """Returns 8×8 pixels of 0 to 16 and labels, as `sklearn.datasets.load_digits` returns them.
-
-    Its file is read here because importing scikit-learn takes longer than the rest of a start.
-    """
+    """Returns 8×8 pixels of 0 to 16 and labels; importing scikit-learn for them takes longer."""
     package = find_spec("sklearn")
     places = package.submodule_search_locations if package else None
     file = Path(places[0]) / "datasets" / "data" / "digits.csv.gz" if places else None

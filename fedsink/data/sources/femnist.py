@@ -55,11 +55,6 @@ def read(spec: DataSpec, split: str) -> Reading:
     several of LEAF's files is read from the last of them by name, as LEAF's own reader takes it
     once. All of LEAF's JSON takes minutes, so the result is kept in the cache folder, readable only
     by the user, under the names, sizes and times of the files.
-
-    Raises:
-        ConfigError: without data.root, or for an unknown class.
-        DataError: for files that are missing, corrupt, or hold something else, and for no record
-            of these classes.
     """
     return read_writers(spec, split, _files, _json_writers)
 
@@ -70,15 +65,8 @@ def read_writers(
     files_of: Callable[[DataSpec, str, np.ndarray, Inventory], list[Path]],
     writers_of: Callable[[Path], Iterator[Writer]],
 ) -> Reading:
-    """Returns the records of writers in the files of a format, as `read` does.
-
-    Args:
-        spec: description of the records.
-        split: "train" or "test".
-        files_of: the description, the split, the class of each character and what lies in the
-            folder to the files to read.
-        writers_of: a file to its writers.
-    """
+    """Returns the records of writers in the files of a format, as `read` does."""
+    # `files_of` gets the class of each character and the inventory of the folder.
     label_of = _label_of(spec.classes)
     if spec.root is None:
         raise ConfigError(

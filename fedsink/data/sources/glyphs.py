@@ -81,10 +81,8 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _masters(characters: str, side: int) -> Tensor:
-    """Returns the characters in every font, (fonts, characters, side, side) in [0, 1].
-
-    The longer side of a character's box is `_LONGER_SIDE` of the picture, and its box is central.
-    """
+    """Returns the characters in every font, (fonts, characters, side, side) in [0, 1]."""
+    # The longer side of a character's box is `_LONGER_SIDE` of the picture, and its box is central.
     from PIL import Image, ImageDraw, ImageFont
 
     package = find_spec("matplotlib")
@@ -111,10 +109,8 @@ def _masters(characters: str, side: int) -> Tensor:
 
 
 def _placed(masters: Tensor, uniform: np.ndarray, height: int, width: int) -> Tensor:
-    """Masters turned, slanted, scaled and moved, (n, 1, height, width) in [0, 1].
-
-    They are drawn at twice the size and averaged, so that edges are smooth.
-    """
+    """Masters turned, slanted, scaled and moved, (n, 1, height, width) in [0, 1]."""
+    # They are drawn at twice the size and averaged, so that edges are smooth.
     signed = 2.0 * uniform[:, 3:8] - 1.0
     angle, slant, scale = 0.2 * signed[:, 0], 0.3 * signed[:, 1], 1.0 + 0.15 * signed[:, 2]
     matrix = np.zeros((len(uniform), 2, 3))  # from places of the picture to those of the master

@@ -13,11 +13,9 @@ _SEEDS = {"train": 0, "test": 1}
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Returns points of radius 1, the same ones every time, all of one class.
-
-    The test split has 5000, the training split `nominal_records`; a larger training split begins
-    with the points of a smaller one.
-    """
+    """Returns points of radius 1 and one class, the same ones every time."""
+    # The test split has 5000, the training split `nominal_records`; a larger training split begins
+    # with the points of a smaller one.
     number = spec.nominal_records if split == "train" else TEST_RECORDS
     random = np.random.Generator(np.random.PCG64(_SEEDS[split]))
     angle = np.pi * random.random(number)

@@ -34,12 +34,9 @@ class Inventory:
     Guarantees:
         - No file is found twice, under whatever names, and nothing but a regular file is found.
         - What lies below the folders that are walked, and is not found, stands in a sentence.
-
-    Args:
-        root: the folder from which sentences name files.
     """
 
-    root: Path
+    root: Path  # from which sentences name files
     _passed: dict[str, list[str]] = field(default_factory=dict, init=False)
     _seen: set[object] = field(default_factory=set, init=False)
 
@@ -72,20 +69,9 @@ class Inventory:
         return False
 
     def walk(self, tops: Sequence[Path]) -> list[tuple[int, str]]:
-        """Finds every file in folders and below, in the order of the folders, then of the names.
-
-        Links are followed after everything that lies there itself, so a file with a place and
-        links is found at its place.
-
-        Args:
-            tops: folders, or links to some.
-
-        Returns:
-            For each file the position of its folder in `tops`, and its path.
-
-        Raises:
-            DataError: a folder cannot be listed.
-        """
+        """Finds every file in folders and below: its folder's place in `tops`, and its path."""
+        # In the order of the folders, then of the names. Links are followed after everything that
+        # lies there itself: a file with a place and links is found at its place.
         found: list[tuple[int, str, str]] = []
         folders = [(number, str(top)) for number, top in enumerate(tops) if not top.is_symlink()]
         links = [(number, str(top)) for number, top in enumerate(tops) if top.is_symlink()]

@@ -117,12 +117,10 @@ def rdp_opacus_epsilon(rate: float, sigma: float, uses: int, delta: float) -> fl
 
 @lru_cache(maxsize=4096)
 def pld_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """Returns ε by privacy loss distributions on a grid of 1e-4, cross-checked where grids matter.
-
-    Where no two grids agree the least bound is returned, from 1e5 uses the RDP bound. Beyond
-    ε = 1e5, where nothing is private, and for a δ that a grid cannot tell from its rounding, it is
-    `pld_epsilon_without_grid`.
-    """
+    """Returns ε by privacy loss distributions on a grid of 1e-4, cross-checked where it matters."""
+    # Where no two grids agree the least bound is returned, from 1e5 uses the RDP bound. Beyond
+    # ε = 1e5, where nothing is private, and for a δ that a grid cannot tell from its rounding, it
+    # is `pld_epsilon_without_grid`.
     if (bound := pld_epsilon_without_grid(rate, sigma, uses, delta)) is not None:
         return bound
     grid = grids.grid_for(rate, sigma, uses)
@@ -138,10 +136,7 @@ def pld_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
 
 
 def pld_epsilon_without_grid(rate: float, sigma: float, uses: int, delta: float) -> float | None:
-    """Returns ε where no grid serves: exact, or the lesser of two bounds; else None.
-
-    The bounds are Rényi DP's, and that of the same uses without sampling.
-    """
+    """Returns ε where no grid serves: exact, or the lesser of Rényi's bound and the unsampled."""
     whole = partial(gaussian_epsilon, sigma / math.sqrt(uses), delta)
     if rate == 1.0:
         return whole()
@@ -176,10 +171,8 @@ def pld_epsilon_on_grid(rate: float, sigma: float, uses: int, delta: float, grid
 
 @lru_cache(maxsize=256)
 def prv_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
-    """Returns ε by privacy random variables: Opacus' upper bound at eps_error 0.01, δ_error δ/1000.
-
-    It bounds the remove direction only, which is the larger one; infinite where it overflows.
-    """
+    """Returns Opacus' upper bound by privacy random variables, eps_error 0.01, δ_error δ/1000."""
+    # It bounds the remove direction only, which is the larger one; infinite where it overflows.
     points = prv_points(rate, sigma, uses, delta)
     if not points <= _MOST_POINTS:
         raise MemoryError
@@ -238,10 +231,8 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """Returns the least ε of N(0, σ²) at δ, from above; 1e-12 where ε = 0 suffices.
-
-    T compositions of multiplier σ/Δ₂ are one of σ/(Δ₂·√T), so this is exact without sampling.
-    """
+    """Returns the least ε of N(0, σ²) at δ, from above; 1e-12 where ε = 0 suffices."""
+    # T compositions of multiplier σ/Δ₂ are one of σ/(Δ₂·√T): without sampling it is exact.
     return _least(lambda x: gaussian_delta(multiplier, x) <= delta, 1e-12, 1e19)
 
 

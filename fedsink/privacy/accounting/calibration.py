@@ -211,11 +211,9 @@ def _largest(
 def _search(
     eps: float, cost: Curve, start: float, *, tolerance: float, most: float, whole: bool
 ) -> float:
-    """Returns the feasible end of a bracket of cost(x) = eps that is at most 1 + tolerance wide.
-
-    Regula falsi with Illinois weights on log cost over log x; a candidate nearer to one end than
-    half the tolerance is moved so that it closes the bracket from that end.
-    """
+    """Returns the feasible end of a bracket of cost(x) = eps that is at most 1 + tolerance wide."""
+    # Regula falsi with Illinois weights on log cost over log x; a candidate nearer to one end than
+    # half the tolerance is moved so that it closes the bracket from that end.
     good: tuple[float, float] | None = None
     bad: tuple[float, float] | None = None
     x, reach, side = start, tolerance, 0

@@ -24,10 +24,8 @@ _MEANINGLESS = 1e5  # an ε beyond this is no guarantee, and a loss distribution
 
 
 def grid_for(rate: float, sigma: float, uses: int) -> float:
-    """Returns 1e-4, or the next power of ten that keeps the distributions to some 10^7 points.
-
-    Infinite beyond ε = 1e5, where nothing is private.
-    """
+    """Returns 1e-4, or the next power of ten that keeps distributions to some 10^7 points."""
+    # Infinite beyond ε = 1e5, where nothing is private.
     one_use = 0.5 * sigma**-2 + 10 / sigma
     composed = loss_scale(rate, sigma, uses)
     if composed > _MEANINGLESS:
@@ -38,13 +36,10 @@ def grid_for(rate: float, sigma: float, uses: int) -> float:
 def cross_checked(
     on_grid: Callable[[float], float], grid: float, rate: float, sigma: float, uses: int
 ) -> tuple[float, bool]:
-    """Returns an upper bound on ε, and whether it is settled.
-
-    From 1e5 uses, and where the grid is coarse against the loss of one use, the grid is halved
-    until two answers agree within 1 %, and the larger one counts. Where none agree the least is
-    returned as not settled: still a bound for few uses, not to be trusted for many. `on_grid` is ε
-    at one discretisation interval, `grid` the interval to start from.
-    """
+    """Returns an upper bound on ε, and whether it is settled; `on_grid` is ε at an interval."""
+    # From 1e5 uses, and where the grid is coarse against the loss of one use, the grid is halved
+    # until two answers agree within 1 %, and the larger one counts. Where none agree the least is
+    # returned as not settled: still a bound for few uses, not to be trusted for many.
     bounds = [on_grid(grid)]
     one_use = usual_loss(rate, sigma)
     fine_enough = one_use >= 10 * grid or uses * grid <= _AGREE * bounds[0] / 2
@@ -59,21 +54,17 @@ def cross_checked(
 
 
 def epsilon_of(composed: Any, delta: float) -> float:
-    """Returns ε of a composed distribution at δ, less `ERROR` where that is more than 0.05 % of δ.
-
-    ∞ where δ is no more than the error.
-    """
+    """Returns ε of a composed distribution at δ, less `ERROR` where that is over 0.05 % of δ."""
+    # ∞ where δ is no more than the error.
     if delta < 2e3 * ERROR:
         delta -= ERROR
     return float(composed.get_epsilon_for_delta(delta)) if delta > 0.0 else math.inf
 
 
 def loss_scale(rate: float, sigma: float, uses: int) -> float:
-    """Returns a closed-form guess of the composed loss's size, which only steers searches.
-
-    The smaller of two estimates, mean + 5 std: the central limit of the subsampled mechanism, and
-    the unsampled Gaussian composed over the uses that the record can expect to be sampled in.
-    """
+    """Returns a closed-form guess of the composed loss's size, which only steers searches."""
+    # The smaller of two estimates, mean + 5 std: the central limit of the subsampled mechanism, and
+    # the unsampled Gaussian over the uses that the record can expect to be sampled in.
     hits = min(uses, rate * uses + 5 * math.sqrt(rate * uses) + 5)
     mu = min(_loss_std(rate, sigma) * math.sqrt(uses), math.sqrt(hits) / sigma)
     return mu * mu / 2 + 5 * mu

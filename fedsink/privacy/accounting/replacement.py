@@ -55,12 +55,10 @@ if TYPE_CHECKING:
 def replacement_epsilon(
     rate: float, sigma: float, uses: int, delta: float, clip: Clip, schedule: Schedule
 ) -> float:
-    """Returns ε(δ) of `uses` rounds a record of one label, under replace-one.
-
-    σ is the noise std over the *clip's* sensitivity (Δ, 2Δ or 2C). The clip names the pair of a
-    changed content; in a schedule of several classes a change of label moves a record to others'
-    rounds. Raises PrivacyError for a value out of range, and where no grid gives a reliable answer.
-    """
+    """Returns ε(δ) of `uses` rounds a record of one label, under replace-one."""
+    # σ is the noise std over the *clip's* sensitivity (Δ, 2Δ or 2C). The clip names the pair of a
+    # changed content; in a schedule of several classes a change of label moves a record to others'
+    # rounds. A PrivacyError where no grid gives a reliable answer.
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
     if clip.replacement == "opposite":
