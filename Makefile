@@ -36,9 +36,9 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
-# With what slow tests alone need: Optuna's sweeper, Ray's job server, Hugging Face's reader.
+# With what slow tests alone need: a release's tools, Optuna's sweeper, Ray's job server, Hugging Face's reader.
 $(VENV)/.installed-slow: $(VENV)/.installed-dev
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,jobs,optuna]' datasets
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,jobs,optuna]' datasets
 	@touch $@
 
 install: $(VENV)/.installed ## create .venv and install fedsink
