@@ -11,6 +11,7 @@ private data; they exist because a simulation owns all of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -217,8 +218,9 @@ def manifest(
     """
 
     def described(held: list[int]) -> dict[str, Any]:
-        counts = {name: held.count(label) for label, name in enumerate(classes)}
-        return {"records": len(held), "labels": counts}
+        counts = Counter(held)
+        by_class = {name: counts[label] for label, name in enumerate(classes)}
+        return {"records": len(held), "labels": by_class}
 
     held, sizes = labels[torch.cat([*parts])].tolist(), [*map(len, parts)]
     ends = zip(sizes, accumulate(sizes), strict=True)

@@ -83,7 +83,8 @@ def accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
     }
     if figures:
         return figures
-    fast = [evaluation.get(f"{key}accuracy", {}) for key in ("", "real_", "class_means_")]
+    columns = ("accuracy", "real_accuracy", "class_means_accuracy")
+    fast = [evaluation.get(key, {}) for key in columns]
     return {
         name: [f"{100 * column[name]:.1f} %" if name in column else MISSING for column in fast]
         for name in fast[0]
