@@ -310,7 +310,6 @@ class Federation:
             source=None if start is None else Path(start).expanduser().resolve(),
         )
         share = getattr(strategy, "share", LOCAL_NOISE)
-        clip = f"clip={getattr(getattr(plan, 'clip', None), 'name', None)}"
         node = NodeSettings(
             data=self.data,
             partition=self._partition,
@@ -319,7 +318,7 @@ class Federation:
             seed=seed,
             noise=cast("Literal['fast', 'secure']", noise),
             unprotected=not getattr(plan, "protected", True),
-            pooled=pools(share, strategy, engine, noise, clip),
+            pooled=pools(share, strategy, engine, noise),
             masked=share.masked,
             **hosted(engine, identity),
         )

@@ -29,13 +29,13 @@ from torch import Tensor
 
 from fedsink.audit.bounds import guesses_for, one_run_epsilon
 from fedsink.audit.distinguisher import Features, Finding, compare, inverse_times
-from fedsink.clients.answers.base import Answer, BatchedAnswer, Neighbours, Task
+from fedsink.clients.answers.base import Answer, Asked, BatchedAnswer, Neighbours, Task
 from fedsink.clients.answers.central import CentralAnswer, central_charge
 from fedsink.clients.owner.states import States
 from fedsink.clients.records.pool import Pool
 from fedsink.clients.records.shard import Shard
 from fedsink.errors import ConfigError
-from fedsink.privacy import Gaussian, JointSchedule, Key
+from fedsink.privacy import Gaussian, JointSchedule, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.noise_share import NoiseShare
@@ -285,8 +285,19 @@ def _task(shard: Shard, key: Key, client: int) -> Task:
 
 def _computed(answer: Answer, tasks: Sequence[Task], pool: Pool) -> Sequence[Sequence[Tensor]]:
     """Returns the replies of clients: together, where that gives what some of them reply alone."""
-    if isinstance(answer, BatchedAnswer):
-        together = answer.compute_each([answer] * len(tasks), tasks, pool, slice(0, len(tasks)))
+    key = tasks[0].key
+    if isinstance(answer, BatchedAnswer) and isinstance(key, ReproducibleKey | SecretKey):
+        of_client = {task.client: task.state for task in tasks}
+        asked = Asked(
+            answer,
+            np.array([task.client for task in tasks]),
+            torch.arange(len(tasks)),
+            _UNKEYED,
+            key,
+            0,
+            lambda client, *names: of_client[client](*names),
+        )
+        together = answer.compute_each([asked], pool, summed=False)
         alone = torch.stack([torch.stack([*answer.compute(task)]) for task in tasks[:_ALIKE]])
         apart = (alone.double() - together[:_ALIKE].double()).abs().max()
         if apart <= 1e-4 * alone.double().abs().max():

@@ -196,13 +196,12 @@ class Node:
             self._last = (answer.name, self._reserved(answer), digest), reply
         return reply
 
-    def admit(self, answer: Answer, digest: bytes, *, checked: bool = False) -> Admitted:
+    def admit(self, answer: Answer, digest: bytes) -> Admitted:
         """Does the first half of `reply`: asks policy and ledger, and charges.
 
-        The other half computes tensors from the `task` and passes them to `Admitted.keep`. A
-        message is `checked` where a node of the same settings has compared it with the data.
+        The other half computes tensors from the `task` and passes them to `Admitted.keep`.
         """
-        self._check(answer, checked=checked)
+        self._check(answer)
         return self._admission(answer, digest)
 
     def task(self, answer: Answer, admitted: Admitted) -> Task:
@@ -213,7 +212,7 @@ class Node:
 
         return Task(admitted.digests, self.client, self.shard, self._key, state)
 
-    def _check(self, answer: Answer, *, checked: bool = False, masked: bool = False) -> None:
+    def _check(self, answer: Answer, *, masked: bool = False) -> None:
         """Refuses a message that policy, schedule or the data's public description forbid.
 
         Every way to a reply leads through here, whatever the engine.
@@ -223,8 +222,6 @@ class Node:
                 self._policy.check_unmasked(answer.noise_parts)
             answer.check_policy(self._policy)
         answer.check_turn(self.client, self.settings.clients)
-        if checked:
-            return
         answer.check_data(self.settings.data)
         most, public = answer.most_records, self.settings.data.nominal_records
         # Before anything is charged: to fail at some sizes of the shard would tell its size.
@@ -288,7 +285,7 @@ class Node:
         """Returns the name and receipt that a node under a policy gives a server to keep."""
         if self._policy is None:
             return None
-        ledger = _open_ledger(self.settings)
+        ledger = open_ledger(self.settings)
         self._receipts.check(ledger, shown)
         return NodeReceipt(self._receipts.name, self._receipts.give(ledger))
 
@@ -300,7 +297,7 @@ class Node:
         """
         if self._policy is None:
             return None
-        ledger = _open_ledger(self.settings)
+        ledger = open_ledger(self.settings)
         charges, rule = ledger.charged(self._lineage, run)
         if not charges and not also_none:
             return None
@@ -319,7 +316,7 @@ class Node:
         """Counts a refusal in the ledger of a node under a policy, for its owner to see."""
         if self._policy is not None:
             with contextlib.suppress(LedgerError, RolledBackError):
-                _open_ledger(self.settings).note_refused(type(error).__name__)
+                open_ledger(self.settings).note_refused(type(error).__name__)
 
     @cached_property
     def _receipts(self) -> Receipts:
@@ -382,7 +379,7 @@ class Node:
             allowed,
             Sessions(policy.sessions),
             policy.price_words,
-            lambda run: bool(_open_ledger(settings).charged(self._lineage, run)[0]),
+            lambda run: bool(open_ledger(settings).charged(self._lineage, run)[0]),
         )
 
     @cached_property
@@ -390,13 +387,13 @@ class Node:
         """Gate that charges messages; None: a seed's noise is charged to nobody."""
         settings, policy = self.settings, self._policy
         if settings.lent is not None:  # the ledger is on another machine
-            return _PASSES
+            return PASSES
         # Reproducible noise is public anyway and is keyed by the round: engines differ in the last
         # bits of a request, so a ledger would refuse honest reruns.
         if settings.seed is not None or settings.replies is None:  # they lie beside the ledger
             return None
         store = ReplyStore(settings.replies) if self._stores_replies else None
-        ledger = _open_ledger(settings)
+        ledger = open_ledger(settings)
         if policy is None:
             return LedgerGate(ledger, self._lineage, None, store)
         return LedgerGate(ledger, self._lineage, policy.budgets, store, policy.on_change)
@@ -406,7 +403,7 @@ TOLD: set[DataSpec] = set()
 """Data whose owner has heard what reading passed over: in this process, or before its fork."""
 
 _NODES: dict[tuple[NodeSettings, int], Node] = {}  # of this process
-_PASSES = PassGate()  # of the nodes of this process that have a lent key
+PASSES = PassGate()  # of the nodes of this process that have a lent key
 
 
 def open_node(settings: NodeSettings, client: int) -> Node:
@@ -419,7 +416,7 @@ def open_node(settings: NodeSettings, client: int) -> Node:
 
 def grant(digests: Iterable[bytes]) -> None:
     """Lets the nodes of this process with a lent key answer only rounds with these digests."""
-    _PASSES.grant(digests)
+    PASSES.grant(digests)
 
 
 def keep_states(round: int) -> None:
@@ -431,9 +428,9 @@ def keep_states(round: int) -> None:
 def close_nodes() -> None:
     """Forgets every node of this process, and the data they hold."""
     _NODES.clear()
-    _PASSES.grant(())
+    PASSES.grant(())
     deal.cache_clear()
-    _open_ledger.cache_clear()
+    open_ledger.cache_clear()
 
 
 def policy_of(settings: NodeSettings) -> Policy | None:
@@ -450,7 +447,7 @@ def policy_of(settings: NodeSettings) -> Policy | None:
 
 
 @lru_cache(maxsize=4)
-def _open_ledger(settings: NodeSettings) -> Ledger:
+def open_ledger(settings: NodeSettings) -> Ledger:
     if settings.ledger is None:
         raise ValueError("These settings name no ledger.")
     # In a simulation nobody cuts the power on purpose; at a real node somebody may.

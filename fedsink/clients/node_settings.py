@@ -48,7 +48,7 @@ class NodeSettings:
         unprotected: answer plans without clip and noise: only in simulations of public data, and
             never under a policy.
         pooled: a simulation answers for a block of clients by one sum, and draws the noise of a
-            whole cohort's sum once (`BatchedAnswer.compute_sum`); such clients have no replies.
+            whole cohort's sum once (`BatchedAnswer.compute_each`); such clients have no replies.
         device: "cpu", "cuda" or "cuda:N", of the records and of everything computed from them.
             Draws are those of the CPU on every device.
         threads: torch threads a client may use.
@@ -109,11 +109,6 @@ class NodeSettings:
                     f"each once: {number!r} is repeated or none of them."
                 )
             seen.add(number)
-
-    @property
-    def holders(self) -> frozenset[int]:
-        """The numbers of the clients that keep their dealt records."""
-        return frozenset(range(self.clients) if self.keep is None else self.keep)
 
     @classmethod
     def from_policy(

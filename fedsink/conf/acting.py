@@ -29,7 +29,7 @@ _REFERRED_TO = ("recipe", "scales")
 _READ = ("recipe.eps", "recipe.rounds", "recipe.by_eps")
 """Keys of a recipe that code reads, under CONDITIONS."""
 _EMBEDDED = ("digits", "glyphs", "half_circle", "shapes")
-_NEVER_FETCHED = (*_EMBEDDED, "celeba", "femnist", "image_folder")
+_NEVER_FETCHED = (*_EMBEDDED, "celeba", "femnist", "image_folder", "npz")
 _IN_PAPERS = ("denoised", "noisy_w1", "noisy_wgan", "unregularised")
 
 
@@ -41,6 +41,7 @@ def read_from_files(name: str) -> bool:
 _NAMED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "a simulation": ("engine.name", lambda name: name != "deploy"),
     "engine=ray": ("engine.name", lambda name: name != "local"),
+    "not strategy=gs_wgan": ("strategy.name", lambda name: name != "gs_wgan"),
     "a finite eps": ("eps", lambda eps: eps != math.inf),
     "data of more than one class": ("data.classes", lambda names: len(names) > 1),
     "data that is read from files": ("data.name", read_from_files),
@@ -61,7 +62,9 @@ _ENTROPIC = "strategy.loss=matched or debiased"
 CONDITIONS: tuple[tuple[str, str, str], ...] = (
     # keys or groups of keys            act with                    in configurations with
     ("noise.bits",                      _SHARED, ""),
-    ("noise.draw noise.masked",         f"{_SHARED} and a simulation", ""),
+    ("noise.masked",                    f"{_SHARED} and a simulation", ""),
+    ("noise.draw",         "mode=central and not strategy=gs_wgan and a simulation", ""),
+    ("noise.draw",                      "clients above 1", ""),
     ("noise.dropouts",                  "noise.masked=true and a simulation", ""),
     ("map mechanism.label_eps shuffler_delta", "mode=ldp", ""),
     ("view rate clip",                  "mode=central", ""),

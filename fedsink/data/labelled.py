@@ -65,7 +65,7 @@ class LabelledData:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Returns copies of the records at `indices`: float32 values and int64 labels.
 
         Whole numbers come out in [0, 1], floats as they are. An empty `indices` (a normal outcome

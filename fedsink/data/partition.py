@@ -12,8 +12,9 @@ private data; they exist because a simulation owns all of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any
 
@@ -28,6 +29,50 @@ from fedsink.values import by_range, checks
 Indices = np.ndarray
 
 _MOST = 1000  # entries of a partition's description
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """The records of each client, by index: two arrays, however many clients there are.
+
+    Iterated or taken by a client's number, it gives that client's indices.
+
+    Attributes:
+        order: indices of the dealt records, client by client, increasing within each (N,) int64.
+        sizes: number of records of each client (K,) int64.
+    """
+
+    order: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, shards: Sequence[Indices]) -> Deal:
+        """Returns the deal of these indices."""
+        sizes = np.fromiter(map(len, shards), np.int64, len(shards))
+        indices = np.concatenate([np.empty(0, np.int64), *shards]).astype(np.int64)
+        order = np.lexsort((indices, np.repeat(np.arange(len(shards)), sizes)))
+        return cls(torch.from_numpy(indices[order]), torch.from_numpy(sizes))
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Place of each client's first record in `order` (K,)."""
+        return self.sizes.cumsum(0) - self.sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: int) -> Tensor:
+        start = int(self.starts[client])
+        return self.order[start : start + int(self.sizes[client])]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(self.__getitem__, range(len(self)))
+
+    def only(self, clients: Collection[int]) -> Deal:
+        """Returns the deal in which all but these clients hold nothing."""
+        kept = torch.zeros(len(self), dtype=torch.bool)
+        kept[torch.tensor(sorted(clients), dtype=torch.int64)] = True
+        return Deal(self.order[kept.repeat_interleave(self.sizes)], self.sizes * kept)
 
 
 @dataclass(frozen=True)
@@ -178,11 +223,11 @@ def partition(
     seed: int,
     *,
     users: Tensor | None = None,
-) -> list[Tensor]:
+) -> Deal:
     """Deals the records with `labels` (N,) and `users` (N,) out to `clients` clients.
 
-    Returns one sorted int64 index tensor per client: the shards are disjoint, cover every record
-    and none is empty. The same arguments give the same shards.
+    Returns one sorted int64 index tensor per client, as a sequence: the shards are disjoint, cover
+    every record and none is empty. The same arguments give the same shards.
 
     Raises:
         ConfigError: for fewer than one client or a bad scheme, or `ByUser` without users.
@@ -204,13 +249,10 @@ def partition(
         raise DataError(
             f"{clients} clients cannot share {most} {what}; use at most {most} clients."
         )
-    shards = rule.deal(dealt.numpy(), clients, random)
-    return [torch.from_numpy(np.sort(shard).astype(np.int64)) for shard in shards]
+    return Deal.of(rule.deal(dealt.numpy(), clients, random))
 
 
-def manifest(
-    parts: Sequence[Tensor], labels: Tensor, classes: Sequence[str]
-) -> dict[str, dict[str, Any]]:
+def manifest(dealt: Deal, labels: Tensor, classes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Describes a partition: client → {"records": n, "labels": {class: n}}, ready for JSON.
 
     Clients are named as `by_range` does; a partition of more than `_MOST` entries is summed up.
@@ -222,7 +264,7 @@ def manifest(
         by_class = {name: counts[label] for label, name in enumerate(classes)}
         return {"records": len(held), "labels": by_class}
 
-    held, sizes = labels[torch.cat([*parts])].tolist(), [*map(len, parts)]
+    held, sizes = labels[dealt.order].tolist(), dealt.sizes.tolist()
     ends = zip(sizes, accumulate(sizes), strict=True)
     entries = by_range(enumerate(sorted(held[end - size : end]) for size, end in ends))
     if len(listed := [*islice(entries, _MOST + 1)]) <= _MOST:

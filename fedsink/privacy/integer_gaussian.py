@@ -58,7 +58,7 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import domain
 from fedsink.privacy.clips import Clipped, clip_to_norm, clipped_by, refuse_infinite
 from fedsink.privacy.plan import PrivacyPlan
-from fedsink.privacy.randomness.noise import SMOOTHING, Stream, integers_each
+from fedsink.privacy.randomness.noise import SMOOTHING, Several, Stream, integers_each
 from fedsink.values import privacy_checks as checks
 
 GRANULARITY = domain.Interval("the granularity γ", 2.0**-100, 2.0**60)
@@ -274,37 +274,35 @@ class IntegerGaussian:
         one = self.plan.clip.vouch(clipped_by(self.plan.clip, total).unsqueeze(0))
         return self.release_each(one, [stream]).squeeze(0)
 
-    def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
+    def release_each(self, totals: Clipped, streams: Several) -> torch.Tensor:
         """Returns the integers of several totals with a part of the noise each, modulo 2^b.
 
         The totals are (k, ...), of d values each; the streams, one for each client and use, were
         never used before. Returns (k, ...) int64 on the CPU, centred.
         """
-        values = self._checked(totals)
+        values = self._checked(clipped_by(self.plan.clip, totals))
         integers = self.fixed_point.rounded(values).cpu()
         noise = integers_each(streams, self.size, self.scale)
         return self.fixed_point.wrapped(integers + noise.reshape(integers.shape))
 
-    def release_sum(self, totals: Clipped, noise: Stream | None, cohort: int = 0) -> torch.Tensor:
-        """Returns the sum of totals in integers, with the noise of a whole cohort or none of it.
+    def release_sum(self, total: Clipped, noise: Stream | None, clients: int = 0) -> torch.Tensor:
+        """Returns a sum of totals in integers, with the noise of a whole cohort or none of it.
 
-        The law is that of a sum of `cohort` parts but for the divergence of step 2: one discrete
+        The law is that of a sum of as many parts but for the divergence of step 2: one discrete
         Gaussian of variance m·s². For simulations, which show nobody a part of the sum. Only a
         single client's total is projected on the ball of the fixed point, which has room for it:
         the sum of a block is longer, and stays as it is.
 
-        The totals are (k, ...), of one block of clients each; `noise` is a stream for only this
-        sum, or None where another part of it carries the noise; the whole sum is of m = `cohort`
-        clients. Returns (...) int64 on the CPU, not reduced.
+        Args as of `PrivacyPlan.release_sum`. Returns (...) int64 on the CPU, not reduced.
         """
-        integers = self.fixed_point.nearest(self._checked(totals)).cpu().sum(0)
+        values = clipped_by(self.plan.clip, total)
+        integers = self.fixed_point.nearest(self._checked(values.unsqueeze(0))).cpu().squeeze(0)
         if noise is None:
             return integers
-        scale = math.sqrt(cohort) * self.scale
+        scale = math.sqrt(clients) * self.scale
         return integers + noise.integers(self.size, scale).reshape(integers.shape)
 
-    def _checked(self, totals: Clipped) -> torch.Tensor:
-        values = clipped_by(self.plan.clip, totals)
+    def _checked(self, values: torch.Tensor) -> torch.Tensor:
         if values[0].numel() != self.size:
             raise PrivacyError(
                 f"the mechanism is for {self.size} values a use, received {values[0].numel()}."

@@ -17,6 +17,8 @@ from fedsink.privacy.sampling import Schedule
 
 DRAWS = "auto", "clients", "sum"
 SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
+OWN_DRAWS = 100
+"""As many clients draw noise of their own under draw="auto"; the sum of more is drawn once."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class NoiseShare:
         tolerate_dropouts: d ≥ 0, number of a cohort's parts that may be missing before the sum has
             less noise than the plan.
         bits: b, from 16 to 60: sums are integers modulo 2^b.
-        draw: "clients": a simulation draws every client's part; "sum": it draws the noise of the
-            sum once, with the same law; "auto": the second where it can.
+        draw: "clients": a simulation draws every client's noise; "sum": it draws that of the
+            replies' sum once, with the same law; "auto": the second where it can, for shared noise
+            and for more than `OWN_DRAWS` clients.
         masked: replies are added up under masks (`fedsink.secagg`).
 
     Raises:

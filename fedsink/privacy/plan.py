@@ -27,7 +27,7 @@ torch.Size([2, 3])
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -40,7 +40,7 @@ from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
 from fedsink.privacy.clips import CLIPS, UNREACHED, Clip, Clipped, clip_from_dict, clipped_by
-from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
+from fedsink.privacy.randomness.noise import Several, Stream, add_gaussian_each
 from fedsink.privacy.sampling import (
     SCHEDULES,
     JointSchedule,
@@ -276,9 +276,25 @@ class PrivacyPlan:
         """
         return stream.add_gaussian(clipped_by(self.clip, total), self.noise_std)
 
-    def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
+    def release_each(self, totals: Clipped, streams: Several) -> torch.Tensor:
         """Returns the releases of several totals, (k, ...), each by its own stream; all or none."""
         return add_gaussian_each(streams, clipped_by(self.clip, totals), self.noise_std)
+
+    def release_sum(self, total: Clipped, noise: Stream | None, clients: int = 0) -> torch.Tensor:
+        """Returns a sum of totals with the noise of as many clients, drawn once, or none of it.
+
+        m Gaussians of one size are one of √m times the size. For simulations, which show nobody a
+        part of the sum.
+
+        Args:
+            total: sum of the totals of some of the clients, (...).
+            noise: a stream for only this sum; None: another part of it carries the noise.
+            clients: m, number of clients of the whole sum.
+        """
+        values = clipped_by(self.clip, total)
+        if noise is None:
+            return values.to(torch.float32)
+        return noise.add_gaussian(values, math.sqrt(clients) * self.noise_std)
 
     def steps(self, key: NoiseKey, client: int = 0, after: int = 0) -> Iterator[Step]:
         """Yields the plan's rounds after the first `after` ones, for a loop of one's own.
@@ -475,9 +491,13 @@ class UnprotectedPlan:
         """Returns the total itself, as float32."""
         return total.total.to(torch.float32)
 
-    def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> torch.Tensor:
+    def release_each(self, totals: Clipped, streams: Several) -> torch.Tensor:
         """Returns the totals of several clients themselves, as float32."""
         return totals.total.to(torch.float32)
+
+    def release_sum(self, total: Clipped, noise: Stream | None, clients: int = 0) -> torch.Tensor:
+        """Returns the sum of totals itself, as float32."""
+        return total.total.to(torch.float32)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as JSON-able values; `from_dict` gives the same plan back."""

@@ -9,13 +9,14 @@ the sampler, and number of rounds that can use one record (`Schedule.uses`).
 >>> PickSchedule(50).uses(3000)  # of the client that is picked most
 80
 >>> PoissonSampler(0.2).draw(30, Stream(b"key", "batch", 7)).tolist()
-[8, 11, 13, 15, 20, 29]
+[4, 10, 11]
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from fedsink.privacy import domain
-from fedsink.privacy.randomness.noise import Stream, uniforms
+from fedsink.privacy.randomness.noise import Numbers, Several, Stream, Streams, uniforms
 from fedsink.values import privacy_checks as checks
 
 
@@ -56,10 +57,10 @@ class PoissonSampler:
         checks.count("n", n, minimum=0)
         return torch.nonzero(stream.uniform(n) < self.rate).flatten()
 
-    def draw_each(self, sizes: Sequence[int], streams: Sequence[Stream]) -> torch.Tensor:
+    def draw_each(self, sizes: Numbers, streams: Several) -> torch.Tensor:
         """Marks of what `draw` samples at each owner by its own stream, in order, (Σ sizes,)."""
-        if any(type(stream) is not Stream for stream in streams):  # which override the draws
-            drawn = [s.uniform(size) for s, size in zip(streams, sizes, strict=True)]
+        if not isinstance(streams, Streams) and any(type(s) is not Stream for s in streams):
+            drawn = [s.uniform(int(size)) for s, size in zip(streams, sizes, strict=True)]
             return torch.cat([torch.empty(0, dtype=torch.float64), *drawn]) < self.rate
         return uniforms(streams, sizes) < self.rate
 
@@ -118,6 +119,10 @@ class Schedule(ABC):
     def answers(self, client: int, round: int) -> bool:
         """True if `client` is asked in `round`."""
         return True
+
+    def turn(self, round: int, clients: int) -> range:
+        """Returns the clients that are asked in `round`."""
+        return range(clients)
 
     def answered(self, client: int, round: int) -> int:
         """Returns the number of rounds before this one in which `client` is asked."""
@@ -215,6 +220,9 @@ class TurnSchedule(Schedule):
     def answers(self, client: int, round: int) -> bool:
         return (round - client) % self.turns == 0
 
+    def turn(self, round: int, clients: int) -> range:
+        return range(round % self.turns, clients, self.turns)
+
     def answered(self, client: int, round: int) -> int:
         return len(range((client - 1) % self.turns + 1, round, self.turns))
 
@@ -272,6 +280,10 @@ class PickSchedule(Schedule):
     def answers(self, client: int, round: int) -> bool:
         return bool(self._until(round).clients[round - 1] == client)
 
+    def turn(self, round: int, clients: int) -> range:
+        picked = int(self._until(round).clients[round - 1])
+        return range(picked, picked + 1)
+
     def answered(self, client: int, round: int) -> int:
         return int((self._until(round).clients[: round - 1] == client).sum())
 
@@ -290,9 +302,21 @@ class _Picks(NamedTuple):
     most: np.ndarray  # uses of the client picked most, up to and including each round
 
 
+def _sized(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "big") + text
+
+
 @lru_cache(maxsize=4)
 def _picks(clients: int, seed: int, rounds: int) -> _Picks:
-    uniform = Stream(b"fedsink picks", seed).uniform(rounds).numpy()
+    # ε is stated for these picks, so they stay what they are when other random numbers change.
+    context, pieces = b"b" + _sized(b"fedsink picks") + b"i" + _sized(str(seed).encode()), 1 << 17
+    digests = (
+        hashlib.shake_256(context + b"c" + bytes(8) + (start // pieces).to_bytes(8, "big")).digest(
+            8 * min(pieces, rounds - start)
+        )
+        for start in range(0, rounds, pieces)
+    )
+    uniform = ((np.frombuffer(b"".join(digests), "<u8") >> np.uint64(12)) + 0.5) * 2.0**-52
     picked = (uniform * clients).astype(np.int64)
     # A stable sort puts each client's rounds side by side, in order: the distance of a round from
     # the first of them counts the client's picks until then.

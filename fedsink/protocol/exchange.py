@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from fedsink.protocol.packing import Packed
@@ -70,6 +71,32 @@ class Content:
 
 
 @dataclass(frozen=True)
+class Nodes(Mapping[int, int]):
+    """Client → node of virtual clients, however many: a range of clients, client k at first + k."""
+
+    clients: range
+    first: int
+
+    def __getitem__(self, client: int) -> int:
+        if client not in self.clients:
+            raise KeyError(client)
+        return self.first + client
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.clients)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
+def connected(nodes: Mapping[int, int], clients: range) -> Mapping[int, int]:
+    """Returns the nodes of those of some clients that have one."""
+    if isinstance(nodes, Nodes) and nodes.clients == range(len(nodes)):
+        return Nodes(clients[: len(range(clients.start, len(nodes), clients.step))], nodes.first)
+    return {client: nodes[client] for client in clients if client in nodes}
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """Sends one content to many clients."""
 
@@ -80,6 +107,11 @@ class Broadcast:
     fixed_point: FixedPoint | None = None  # of replies that are integers; None: they are floats
     cohort: Sequence[int] = ()  # all clients that the schedule asks the same, connected or not
     round: int = 0  # the first that the content asks for; it names the sum under masks
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The numbers of the clients."""
+        return self.nodes.clients if isinstance(self.nodes, Nodes) else [*self.nodes]
 
 
 class Exchange(Sequence["Message"]):
@@ -106,14 +138,9 @@ class Exchange(Sequence["Message"]):
         self.broadcasts = broadcasts
         self.needed = needed
         self.following = following
-        self._addressed = sorted(
-            (client, node, place)
-            for place, broadcast in enumerate(broadcasts)
-            for client, node in broadcast.nodes.items()
-        )
 
     def __len__(self) -> int:
-        return len(self._addressed)
+        return sum(len(broadcast.nodes) for broadcast in self.broadcasts)
 
     @overload
     def __getitem__(self, index: int) -> Message: ...
@@ -136,7 +163,11 @@ class Exchange(Sequence["Message"]):
                 message_type=self.message_type,
                 group_id=self.group_id,
             )
-            for _, node, place in self._addressed
+            for _, node, place in sorted(
+                (client, node, place)
+                for place, broadcast in enumerate(self.broadcasts)
+                for client, node in broadcast.nodes.items()
+            )
         ]
 
 
@@ -152,7 +183,7 @@ class MessageList(list["Message"]):
 class Answers:
     """Replies of several clients to one broadcast."""
 
-    clients: Sequence[int]  # numbers of those that answered, increasing
+    clients: Sequence[int] | np.ndarray  # numbers of those that answered, increasing
     # (len(clients), ...) float32, or int64 where noise is shared; (1, ...) where these clients were
     # answered for by one sum.
     replies: Tensor
@@ -185,6 +216,18 @@ class Reduction:
 
     def __iter__(self) -> Iterator[Message]:
         raise TypeError("These replies were added up: read their sums.")
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """Records of many clients that a grid returns instead of the replies, client by client."""
+
+    tensors: Sequence[Tensor]  # those of a reply, of all clients; none where a client failed
+    clients: int  # number of clients whose records these are
+    failures: Mapping[int, int]  # client → error code
+
+    def __iter__(self) -> Iterator[Message]:
+        raise TypeError("These uploads are no messages: read their tensors.")
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ from fedsink.privacy import domain
 from fedsink.privacy.clips import Clipped, clipped_by
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.plan import CentralPlan, plan_from_dict
-from fedsink.privacy.randomness.noise import Stream
+from fedsink.privacy.randomness.noise import Several, Stream
 from fedsink.protocol.packing import Packed, pack, packed, unpack
 from fedsink.values import privacy_checks as checks
 
@@ -229,23 +229,15 @@ class CentralRequest(Packable, ABC):
         shared = self.shared_noise(clipped_by(self.plan.clip, total).numel())
         return (self.plan if shared is None else shared).release(total, stream)
 
-    def release_each(self, totals: Clipped, streams: Sequence[Stream]) -> Tensor:
+    def release_each(self, totals: Clipped, streams: Several) -> Tensor:
         """Returns the totals of several clients, (k, ...), each as by `release`."""
         shared = self.shared_noise(clipped_by(self.plan.clip, totals)[0].numel())
         return (self.plan if shared is None else shared).release_each(totals, streams)
 
-    def release_sum(self, total: Clipped, stream: Stream, cohort: int) -> Tensor:
-        """Returns a part of a cohort's sum, see `IntegerGaussian.release_sum`.
-
-        Args:
-            total: sum of the totals of a block of clients, (1, ...).
-            stream: the randomness of the cohort's noise.
-            cohort: number of clients whose noise the part holds; 0: another part holds it.
-        """
+    def release_sum(self, total: Clipped, noise: Stream | None, clients: int) -> Tensor:
+        """Returns a part of a cohort's sum, see `PrivacyPlan.release_sum`."""
         shared = self.shared_noise(clipped_by(self.plan.clip, total).numel())
-        if shared is None:
-            raise ValueError("Only integers are added up before they are released.")
-        return shared.release_sum(total, stream if cohort else None, cohort)
+        return (self.plan if shared is None else shared).release_sum(total, noise, clients)
 
 
 def pack_replies(released: Sequence[Tensor]) -> RecordDict:

@@ -33,8 +33,16 @@ Floats computed or added together may differ in their last bits from those apart
 is cut only at multiples of this number, however many processes share the work.
 """
 
-POOLED_BLOCK = 512
-"""The same for clients that are answered for by one sum: large, for its cost is one of a block."""
+FEW = 512
+"""So many clients are at least in a block of those below."""
+
+
+def summed_block(clients: int) -> int:
+    """Returns the same for clients whose records are one batch: its cost is one of a block.
+
+    About 32 blocks of all clients, so that as many processes can share them, but none of a few.
+    """
+    return max(FEW, 1 << (max(clients - 1, 0) // 32).bit_length())
 
 
 class TreeSum:

@@ -13,7 +13,8 @@ from fedsink.errors import CheckpointError
 from fedsink.files import write_atomic
 from fedsink.values import check_format, read_json
 
-FORMAT = 1
+FORMAT = 2
+"""Runs that stopped under format 1 drew other random numbers: they begin again."""
 _FILE = "state.safetensors"
 _UPLOADS = "uploads.safetensors"
 
@@ -73,10 +74,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            number = metadata.get("format", "")  # of before there were formats
+            text, number = metadata["values"], metadata.get("format", "")  # "": there were none
             check_format(str(path), number or 1, FORMAT, error=CheckpointError)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = metadata["values"]
         intact = metadata["sha256"] == _digest(tensors, number, text)
     except (SafetensorError, OSError, KeyError) as error:
         raise CheckpointError(f"{path} is not a readable checkpoint: {error}.") from error

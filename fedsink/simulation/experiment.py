@@ -14,8 +14,9 @@ from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
 from fedsink.data.sources import refuse_arrays
 from fedsink.errors import ConfigError
-from fedsink.privacy import LOCAL_NOISE, NoiseShare
+from fedsink.privacy import NoiseShare
 from fedsink.privacy.clips import simulated_here
+from fedsink.privacy.noise_share import LOCAL, OWN_DRAWS
 from fedsink.registry import GONE
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.running import ServerSettings
@@ -108,8 +109,7 @@ def node_settings(
     keep = None if keep is None else tuple(keep)
     partition = scheme_from_dict(scheme)
     pooled = pools(
-        config.noise.shared, strategy, engine, config.noise.backend, f"clip={config.clip}",
-        config.policy,
+        config.noise.shared, strategy, engine, config.noise.backend, config.policy
     )  # fmt: skip
     unprotected, secure = config.eps == math.inf, config.noise.backend == "secure"
     if config.policy is None:
@@ -183,19 +183,19 @@ def pools(
     strategy: StrategySettings,
     engine: EngineSettings,
     noise: str,
-    clip: str,
     policy: str | None = None,
 ) -> bool:
     """Tells whether a simulation draws the noise of a sum once; see `NoiseShare.draw`."""
-    if share == LOCAL_NOISE or share.draw == "clients" or share.masked:
+    few = share.name == LOCAL and strategy.clients <= OWN_DRAWS
+    if share.draw == "clients" or share.masked or (share.draw == "auto" and few):
         return False
     for fails, what, why in (
-        (not strategy.sums_totals, f"{clip} and clients={strategy.clients}",
-         "only a clip of records, and several clients that share noise, make one sum"),
+        (not strategy.computes_sums, f"strategy={strategy.name}", "its clients make no sum"),
+        (strategy.clients == 1, "clients=1", "one client makes no sum"),
         (engine.name == "flower", "engine=flower", "it asks every client for a reply"),
         (noise == "secure", "noise=secure", "its replies are stored"),
         (policy is not None, f"policy={policy}", "its node stores its replies"),
-    ):  # fmt: skip
+    ):
         if fails and share.draw == "sum":
             raise ConfigError(f"noise.draw=sum goes without {what}: {why}. Leave noise.draw out.")
         if fails:

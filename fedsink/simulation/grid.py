@@ -7,44 +7,67 @@ portion is answered by a `PartialSum`, and `combine` adds these up for the strat
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsink.flower_internals import SERVER_NODE, Run, become, empty_run, set_message_id
-from fedsink.protocol.exchange import Exchange, Reduction, Sum
+from fedsink.protocol.exchange import Answers, Content, Exchange, Nodes, Reduction, Sum, Uploads
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 
 _FIRST_NODE = 1000
+
+
+class BatchedApp(Protocol):
+    """Answers for many clients whose messages share one content."""
+
+    block: int  # consecutive clients of a content that are computed together
+
+    def handles(self, message_type: str) -> bool: ...
+
+    def uploads(self, message_type: str) -> bool: ...
+
+    def upload(self, message_type: str, content: Content, clients: Sequence[int]) -> Uploads: ...
+
+    def answers(
+        self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Answers]]:
+        """Answers to several contents of one type, each with the index of its content.
+
+        Answers to one content come in increasing order of its clients, in whole blocks.
+        """
+        ...
 
 
 class SimulationGrid(Grid):
     """Answers messages of a round in this process or in workers it owns.
 
     Node `1000 + k` is virtual client k; `run_id` is the run's number in Flower's metadata.
+    `batched` tells what `partial_sums` and `uploaded` answer for all clients; None: nothing.
     """
 
-    def __init__(self, clients: int, run_id: int = 1) -> None:
-        self.clients = clients
+    def __init__(self, clients: int, run_id: int = 1, *, batched: BatchedApp | None = None) -> None:
+        self.clients, self.batched = clients, batched
         self._run = empty_run(run_id)
         self._answered: dict[str, Message] = {}
         self._sent = 0
-        self._roster = {client: node_of(client) for client in range(clients)}
+        self._roster = Nodes(range(clients), _FIRST_NODE)
         become(run_id, SERVER_NODE)
 
     @abstractmethod
     def execute(self, messages: Sequence[Message]) -> list[Message]:
         """Delivers messages to their clients and returns the replies, in any order."""
 
-    def adds_up(self, message_type: str) -> bool:
-        """True if `partial_sums` answers messages of this type for all their clients."""
-        return False
-
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
         """The sums of the clients' replies: for each process one for each broadcast."""
+        raise NotImplementedError
+
+    def uploaded(self, exchange: Exchange) -> Uploads:
+        """What the clients of the exchange's one broadcast upload."""
         raise NotImplementedError
 
     @abstractmethod
@@ -100,8 +123,11 @@ class SimulationGrid(Grid):
 
         Execution is synchronous, so there is nothing to time out.
         """
-        if isinstance(messages, Exchange) and self.adds_up(messages.message_type):
-            return combine(self.partial_sums(messages))
+        if isinstance(messages, Exchange) and self.batched is not None:
+            if self.batched.handles(messages.message_type):
+                return combine(self.partial_sums(messages))
+            if self.batched.uploads(messages.message_type):
+                return self.uploaded(messages)
         return self.pull_messages(self.push_messages(messages))
 
 
@@ -158,7 +184,7 @@ def divide(exchange: Exchange, processes: int, block: int = BLOCK) -> list[list[
     portions: list[list[Portion]] = [[] for _ in range(processes)]
     before = 0  # clients of earlier broadcasts
     for place, broadcast in enumerate(exchange.broadcasts):
-        clients = list(broadcast.nodes)
+        clients = broadcast.clients
         # Of all clients in a row, process p has the p-th of equal stretches. A block is not cut:
         # it belongs to the process in whose stretch its middle falls.
         owners = []

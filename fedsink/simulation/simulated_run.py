@@ -5,24 +5,25 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.records.shard import deal
 from fedsink.data.labelled import LabelledData
-from fedsink.data.partition import manifest
+from fedsink.data.partition import Deal, manifest
 from fedsink.data.sources import load, notes
 from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError, DataError, FedsinkError
+from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.adjacency import USER
+from fedsink.privacy.noise_share import LOCAL
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.results.pages.report_page import report_at_end
 from fedsink.server.folder import RunFolder, cautions, store_config, stored_config
@@ -64,7 +65,7 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
     shards = deal(node)
     if getattr(strategy.plan, "unit", None) == USER:
         _check_whole_users(records, shards, spec)
-    strategy.check_sizes([len(shard) for shard in shards])
+    strategy.check_sizes(shards.sizes.tolist())
     build_generator(experiment.server)  # one that cannot be built fails here
     privacy = {**strategy.privacy_entries(kind_of_noise(node)), **experiment.privacy}
     if experiment.public:
@@ -73,6 +74,17 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
         privacy["public"] = public | {"data_sha256": records.digest()}
     else:
         about = [strategy.notice(privacy), *(f"Mind: {line}" for line in cautions(privacy, config))]
+    if node.pooled:
+        privacy["noise_draw"] = {
+            "draw": "sum",
+            "meaning": "A simulation drew the noise of all replies once, in their sum and with its "
+            "law; no client had a reply of its own. On devices each draws its own: the same ε.",
+        }
+        if getattr(strategy, "share", LOCAL_NOISE).name == LOCAL:
+            about.append(
+                f"noise.draw=sum: the noise of {node.clients} clients is drawn once, in the sum of "
+                "their replies; noise.draw=clients draws each client's."
+            )
     if source is not None:
         refuse_private(source, spec)
         privacy |= statement_of(source)
@@ -165,15 +177,17 @@ def _rows(data: DataSpec) -> set[bytes]:
     }
 
 
-def _check_whole_users(records: LabelledData, shards: Sequence[Tensor], spec: DataSpec) -> None:
+def _check_whole_users(records: LabelledData, shards: Deal, spec: DataSpec) -> None:
     """Refuses a deal in which somebody's records lie at several clients, whose ε would add up."""
     if records.users is None:
         raise DataError(
             f"adjacency=user protects all records of a user, and {spec.name} does not tell "
             "users apart: choose another adjacency, or data that do (data=femnist)."
         )
-    users = torch.cat([records.users[shard].unique() for shard in shards])
-    if len(users) > len(users.unique()):
+    owners = torch.arange(len(shards)).repeat_interleave(shards.sizes)
+    users = records.users[shards.order].unique(return_inverse=True)[1]
+    held = torch.stack([users, owners]).unique(dim=1)  # each user at each client
+    if held.shape[1] > len(users.unique()):
         raise DataError(
             "adjacency=user protects all records of a user at one client, and this partition deals "
             "a user's records to several clients: choose partition=by_user."

@@ -4,9 +4,9 @@
 replies are added up here:
 
     server.loop                the strategy's `configure_train` makes an `Exchange` of broadcasts
-    NodeCohort.answers         has each client's `Node.admit` check, charge and key its noise
-    BatchedAnswer.compute_each samples, clips and adds noise for every client of some blocks
-                               (`compute_sum` for one block, where its noise is drawn at once)
+    NodeCohort.answers         checks, charges and keys what each broadcast asks of its clients
+    BatchedAnswer.compute_each samples, clips and adds noise for every client of some blocks, or
+                               for the sum of each block, where its noise is drawn at once
     Cohort.add_up              adds up the replies of each block
     server.loop                the strategy's `aggregate_train` takes the sums
 """
@@ -14,9 +14,8 @@ replies are added up here:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -26,10 +25,11 @@ from fedsink.clients.node import keep_states
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.flower_internals import become, set_message_id
-from fedsink.protocol.exchange import Answers, Content, Exchange
+from fedsink.protocol.exchange import Answers, Content, Exchange, Uploads
 from fedsink.protocol.failure_codes import UNUSABLE
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.simulation.grid import (
+    BatchedApp,
     PartialSum,
     Portion,
     SimulationGrid,
@@ -37,23 +37,6 @@ from fedsink.simulation.grid import (
     client_of,
     divide,
 )
-
-
-class BatchedApp(Protocol):
-    """Answers for many clients whose messages share one content."""
-
-    block: int  # consecutive clients of a content that are computed together
-
-    def handles(self, message_type: str) -> bool: ...
-
-    def answers(
-        self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, Answers]]:
-        """Answers to several contents of one type, each with the index of its content.
-
-        Answers to one content come in increasing order of its clients, in whole blocks.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,6 +101,14 @@ class Cohort:
             del answers  # the next replies take its memory, which the cache still holds
         return [total.partial_sum() for total in totals]
 
+    def upload(
+        self, message_type: str, content: Content, clients: Sequence[Sequence[int]]
+    ) -> list[Uploads]:
+        """Uploads what each of some groups of clients holds."""
+        if self.batched is None:
+            raise ValueError("This cohort answers client by client.")
+        return [self.batched.upload(message_type, content, some) for some in clients]
+
     def close(self) -> None:
         """Frees the clients and the records that were laid out for them."""
         self._contexts.clear()
@@ -137,22 +128,20 @@ class _Total:
     def add(self, answers: Answers) -> None:
         replies, size = answers.replies, self._block
         self._failures |= answers.failures
-        if not answers.clients:
+        if not len(answers.clients):
             return
         if tuple(replies.shape[1:]) != self._portion.shape:
             self._failures |= dict.fromkeys(answers.clients, UNUSABLE)
         elif self._failures:  # there will be no sum
             self._failures |= _not_finite(answers)
-        elif len(replies) != len(answers.clients):  # one sum for all of them
-            self._sum.add(self._portion.lo + self._counted // size, replies[0])
-            self._counted += len(answers.clients)
         else:
+            summed = len(replies) != len(answers.clients)  # one sum for all of them
             # `split` of one block costs a seventh of adding it.
             for block in (replies,) if len(replies) <= size else replies.split(size):
                 if not self._sum.add_block(self._portion.lo + self._counted // size, block):
                     self._failures |= _not_finite(answers)
                     return
-                self._counted += len(block)
+                self._counted += len(answers.clients) if summed else len(block)
 
     def partial_sum(self) -> PartialSum:
         sums = [] if self._failures else self._sum.parts()
@@ -162,7 +151,7 @@ class _Total:
 def _not_finite(answers: Answers) -> dict[int, int]:
     """The failures of clients that answered with a value that is not finite."""
     finite = answers.replies.flatten(1).isfinite().all(-1)
-    replied = zip(answers.clients, finite, strict=True)
+    replied = zip(answers.clients, finite, strict=len(finite) > 1)  # one of a sum: its first client
     return {client: UNUSABLE for client, fine in replied if not fine}
 
 
@@ -176,20 +165,20 @@ class LocalGrid(SimulationGrid):
     def __init__(
         self, app: ClientApp, clients: int, run_id: int = 1, *, batched: BatchedApp | None = None
     ) -> None:
-        super().__init__(clients, run_id)
+        super().__init__(clients, run_id, batched=batched)
         self._cohort = Cohort(Hosted(app, batched), clients, run_id)
 
     def execute(self, messages: Sequence[Message]) -> list[Message]:
         return [self._cohort.answer(message) for message in messages]
 
-    def adds_up(self, message_type: str) -> bool:
-        batched = self._cohort.batched
-        return batched is not None and batched.handles(message_type)
+    def uploaded(self, exchange: Exchange) -> Uploads:
+        [broadcast] = exchange.broadcasts
+        content, clients = broadcast.content, broadcast.clients
+        return self._cohort.upload(exchange.message_type, content, [clients])[0]
 
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
         contents = [broadcast.content for broadcast in exchange.broadcasts]
-        batched = self._cohort.batched
-        [portions] = divide(exchange, 1, BLOCK if batched is None else batched.block)
+        [portions] = divide(exchange, 1, BLOCK if self.batched is None else self.batched.block)
         return [self._cohort.add_up(exchange.message_type, contents, portions)]
 
     def keep(self, round: int) -> None:
@@ -197,6 +186,7 @@ class LocalGrid(SimulationGrid):
 
     def close(self) -> None:
         self._cohort.close()
+        self.batched = None
 
 
 def keep_freed_memory() -> None:

@@ -31,10 +31,15 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import LOCAL_MECHANISMS, LOCAL_NOISE, Stream, local_mechanism
 from fedsink.privacy.accounting.amplification import shuffling_statement
-from fedsink.protocol.exchange import Broadcast, Content, Exchange
+from fedsink.protocol.exchange import Broadcast, Content, Exchange, Uploads
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.requests import UNNAMED
-from fedsink.strategies.base.round_strategy import RoundStrategy, StrategySettings, check_quorum
+from fedsink.strategies.base.round_strategy import (
+    RoundStrategy,
+    StrategySettings,
+    check_quorum,
+    failure,
+)
 from fedsink.strategies.base.trainer import OptimizerSettings, Trainer
 from fedsink.strategies.losses import LabelStrata, Matched, loss_named
 from fedsink.transport import (
@@ -355,8 +360,11 @@ class PrivatizeOnce(RoundStrategy):
             return []
         settings, nodes = self.settings, self.discover(grid)
         request = PrivatizeRequest(settings.plan, self._chunk, settings.chunk_size, settings.run)
-        connected = {client: nodes[client] for client in self._waiting if client in nodes}
-        broadcast = Broadcast(Content(None, request.to_record), connected, ())
+        if self._waiting == range(self.clients):
+            waiting = nodes
+        else:
+            waiting = {client: nodes[client] for client in self._waiting if client in nodes}
+        broadcast = Broadcast(Content(None, request.to_record), waiting, ())
         kind, needed = f"train.{request.name}", max(0, self._needed)
         return Exchange(kind, str(self._chunk), [broadcast], needed)
 
@@ -374,6 +382,11 @@ class PrivatizeOnce(RoundStrategy):
         """
         if not self.uploading:
             return None, self.step()
+        if isinstance(replies, Uploads):  # of a grid with all clients' records
+            for client, code in sorted(replies.failures.items()):
+                raise failure(code, "uploading its records", f"client {client}")
+            self._accept(*self._valid("The clients", *replies.tensors))
+            return None, None
         read, task = partial(self._checked, chunk=self._chunk), f"uploading chunk {self._chunk}"
         replied = self.answers(replies, task, self._waiting, read, self._needed)
         self._lost.update(self.absent)
@@ -450,7 +463,6 @@ class PrivatizeOnce(RoundStrategy):
         self._strata = LabelStrata(labels, self._prior, mechanism)
 
     def _checked(self, client: int, record: RecordDict, chunk: int) -> PrivatizeReply:
-        dimension, classes = self.settings.plan.map.dimension, self.settings.plan.classes
         try:
             reply = PrivatizeReply.from_record(record)
         except ValueError as error:
@@ -462,22 +474,28 @@ class PrivatizeOnce(RoundStrategy):
                 f"Client {client} uploaded {len(reply.labels)} records as chunk {chunk} of "
                 f"{reply.chunks}, where {self.settings.chunk_size} make a full one."
             )
+        self._valid(f"Client {client}", reply.values, reply.labels)
+        return reply
+
+    def _valid(self, who: str, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns uploaded records; raises ClientError for any that the plan does not allow."""
+        dimension, classes = self.settings.plan.map.dimension, self.settings.plan.classes
         valid = (
-            reply.values.ndim == 2
-            and reply.values.shape[1] == dimension
-            and reply.values.dtype == torch.float32
-            and reply.labels.dtype == torch.int64
-            and reply.labels.shape == (len(reply.values),)
-            and bool(reply.values.isfinite().all())
-            and bool(((reply.labels >= 0) & (reply.labels < classes)).all())
+            values.ndim == 2
+            and values.shape[1] == dimension
+            and values.dtype == torch.float32
+            and labels.dtype == torch.int64
+            and labels.shape == (len(values),)
+            and bool(values.isfinite().all())
+            and bool(((labels >= 0) & (labels < classes)).all())
         )
         if not valid:
             raise ClientError(
-                f"Client {client} uploaded {tuple(reply.values.shape)} values and "
-                f"{tuple(reply.labels.shape)} labels; expected finite rows of {dimension} "
-                f"float32 values and int64 labels below {classes}."
+                f"{who} uploaded {tuple(values.shape)} values and {tuple(labels.shape)} labels; "
+                f"expected finite rows of {dimension} float32 values and int64 labels below "
+                f"{classes}."
             )
-        return reply
+        return values, labels
 
 
 def local_statement(plan: LocalPlan, noise: str) -> dict[str, Any]:

@@ -394,9 +394,11 @@ class History:
         """The node's own stream by name, with coins that all nodes share."""
 
         def coupled(task: Task, purpose: str, round: int, use: int = 0) -> Coupled:
-            origin, coins = stream(task, purpose, round, use)._prefix, self._at.coins
+            own, coins = stream(task, purpose, round, use), self._at.coins
             number = coins.setdefault(task.digests[use], len(coins))
-            return Coupled(origin, purpose, task.client, round, number)
+            return Coupled(
+                own._prefix + own._number.to_bytes(8), purpose, task.client, round, number
+            )
 
         return coupled
 

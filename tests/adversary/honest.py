@@ -100,7 +100,7 @@ class Honest:
         x, fakes = (torch.randn(n, self.dimension, generator=random) for n in (rows, 6))
         clip = CriticClip(0.5, CRITICS)
         values = PrivacyPlan(1.0, 1.0, 50, clip, JointSchedule(), 1e-5).to_dict()
-        described = Critics(CriticTraining(CRITICS, 1, 2, 2), CLASSES, hidden=4, scale=1.0)
+        described = Critics(CriticTraining(CRITICS, 1, 2, 2), CLASSES, hidden=4, scale=1.0, seed=15)
         return CriticRequest(
             round=round,
             plan=PrivacyPlan.from_dict(values | plan),

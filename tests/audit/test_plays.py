@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsink.audit.plays import Play, audit, audit_one_run
-from fedsink.clients.answers.base import Answer, Task
+from fedsink.clients.answers.base import Answer, Asked, Task
 from fedsink.clients.answers.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.answers.gs_wgan import GSWGANAnswer
 from fedsink.clients.answers.privatize_once import PrivatizeOnceAnswer
@@ -424,19 +424,18 @@ class DealtToEveryCritic(GSWGANAnswer):
     """A record has a line for each critic."""
 
     def compute(self, task: Task) -> list[Tensor]:
-        [reply] = self.compute_each([self], [task], Pool([task.shard]), slice(0, 1))
-        return [*reply]
+        shard = self._each_to_every_critic(task.shard)
+        return super().compute(task._replace(shard=shard))
 
     @classmethod
-    def compute_each(
-        cls, answers: Sequence[Any], tasks: Sequence[Task], pool: Pool, clients: slice
-    ) -> Tensor:
-        critics = answers[0].request.critics.training.critics
-        shards = [
-            Shard(*(part.repeat_interleave(critics, 0) for part in (shard.images, shard.labels)))
-            for shard in pool.shards
-        ]
-        return super().compute_each(answers, tasks, Pool(shards), clients)
+    def compute_each(cls, asked: Sequence[Asked], pool: Pool, *, summed: bool) -> Tensor:
+        [some] = asked
+        shards = map(some.answer._each_to_every_critic, map(pool.shard, range(len(pool))))
+        return super().compute_each(asked, Pool([*shards]), summed=summed)
+
+    def _each_to_every_critic(self, shard: Shard) -> Shard:
+        critics = self.request.critics.training.critics
+        return Shard(*(part.repeat_interleave(critics, 0) for part in (shard.images, shard.labels)))
 
 
 @pytest.mark.medium
@@ -593,7 +592,7 @@ def test_the_local_mode_is_not_flagged_and_its_bound_is_not_empty(mechanism: str
 def test_planted_faults_of_the_local_mode_are_caught_by_the_pair_that_shows_them(
     mechanism: str, of: str, trials: int, faulty: dict[str, Any]
 ) -> None:
-    options = {"answer": PrivatizeOnceAnswer, "key": ReproducibleKey(0), **faulty}
+    options = {"answer": PrivatizeOnceAnswer, "key": ReproducibleKey(2), **faulty}
     found, _ = audit(plan=local(mechanism), trials=trials, **options)
     caught = {finding.audited.split("plays of ")[1] for finding in found if finding.violated}
     assert caught == {of} if of else caught

@@ -13,15 +13,19 @@ import torch
 from torch import Tensor
 
 from fedsink.clients import node_cohort as module
+from fedsink.clients.answers.privatize_once import PrivatizeOnceAnswer
 from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.records.shard import deal
+from fedsink.data.maps import PointBall
 from fedsink.data.partition import Dirichlet
 from fedsink.privacy import PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED
+from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED, RUN_TAKEN
 from fedsink.protocol.packing import digest
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
 from ..support.asking import gradients
 from ..support.requests import pack_requests
@@ -71,16 +75,6 @@ def many(settings: NodeSettings) -> NodeSettings:
     return replace(settings, partition=Dirichlet(0.2), clients=13)
 
 
-@pytest.fixture
-def no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch must not take the way out through the loop."""
-
-    def refuse(*arguments: Any) -> None:
-        raise AssertionError("answered one by one")
-
-    monkeypatch.setattr(module, "_one_by_one", refuse)
-
-
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 @pytest.mark.parametrize("schedule", ["joint", "class"])
 @pytest.mark.parametrize(
@@ -95,7 +89,7 @@ def no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
 def test_the_batch_equals_the_loop(
-    many: NodeSettings, make_request: Make, no_loop: None,
+    many: NodeSettings, make_request: Make,
     rate: float, schedule: str, options: dict[str, Any],
 ) -> None:  # fmt: skip
     clients = [k for k in range(13) if schedule == "joint" or (k + 1) % 3 == 2]
@@ -104,9 +98,7 @@ def test_the_batch_equals_the_loop(
     agree(many, [request], clients, atol=2e-5)
 
 
-def test_the_noise_is_that_of_the_loop_to_the_bit(
-    many: NodeSettings, make_request: Make, no_loop: None
-) -> None:
+def test_the_noise_is_that_of_the_loop_to_the_bit(many: NodeSettings, make_request: Make) -> None:
     """At this rate nearly no record is drawn, so that the replies are only noise."""
     replies = agree(many, [make_request(clip="record", rate=1e-12)], range(13))
     assert all(reply.std() > 0.1 for reply in replies.values())
@@ -146,30 +138,34 @@ def test_blocks_of_clients_do_not_depend_on_the_others(
         assert torch.equal(whole[client], least[client])
 
 
-def test_several_uses_of_one_message(many: NodeSettings, make_request: Make, no_loop: None) -> None:
+def test_several_uses_of_one_message(many: NodeSettings, make_request: Make) -> None:
     requests = [make_request(clip="record", round=t) for t in (1, 2, 3)]
     replies = agree(many, requests, range(13), atol=1e-6)
     assert {reply.shape for reply in replies.values()} == {(3, 6, 4)}
 
 
-def test_a_fixed_capacity_is_kept(many: NodeSettings, make_request: Make, no_loop: None) -> None:
+def test_a_fixed_capacity_is_kept(many: NodeSettings, make_request: Make) -> None:
     request = make_request(clip="record", rate=0.5)
     request = replace(request, plan=replace(request.plan, capacity=40, nominal_records=61))
     agree(many, [request], range(13))
+    agree(many, [request], [5])
 
 
 def test_secret_noise_is_charged_once_and_answered_alike(
-    secret: NodeSettings, make_request: Make, no_loop: None
+    secret: NodeSettings, make_request: Make
 ) -> None:
     request = make_request(clip="record")
     replies, _ = together(secret, [request], range(3))
     again, _ = together(secret, [request], range(3))
     close_nodes()  # another process, as far as the ledger can tell
-    later = agree(secret, [request], range(3), atol=1e-6)
+    later, _ = together(secret, [request], range(3))
     for client in range(3):
         assert torch.equal(replies[client], again[client])
         assert torch.equal(replies[client], later[client])
-    assert _claims(secret) == 3
+    assert _claims(secret) == 1  # of all of them
+    other, _ = together(secret, [make_request(clip="record", round=2)], range(3))
+    assert all((other[k] - replies[k]).std() > 0.5 for k in range(3))
+    assert _claims(secret) == 2
 
 
 def test_another_request_in_the_same_round_is_refused(
@@ -177,43 +173,51 @@ def test_another_request_in_the_same_round_is_refused(
 ) -> None:
     together(secret, [make_request(clip="record")], [0, 1])
     other = make_request(clip="record", rows=torch.zeros(6, 4))
-    replies, failures = together(secret, [other], range(3))
-    assert failures == {0: REFUSED, 1: REFUSED}
-    assert list(replies) == [2]
+    assert together(secret, [other], range(3)) == ({}, {0: REFUSED})
 
 
-def test_secure_replies_are_stored_and_sent_again(
-    secret: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
+def test_noise_is_bound_to_the_records_of_all_clients(
+    secret: NodeSettings, make_request: Make
 ) -> None:
+    """Another deal is another version of the data, which a run's ledger refuses."""
+    request = make_request(clip="record")
+    together(secret, [request], range(3))
+    close_nodes()
+    other = replace(secret, partition_seed=secret.partition_seed + 1)
+    replies, failures = together(other, [request], range(3))
+    assert (replies, failures) == ({}, {0: RUN_TAKEN})
+
+
+def test_clients_that_store_their_replies_are_nodes(secret: NodeSettings, tmp_path: Path) -> None:
+    assert NodeCohort(secret).handles("train.dp_sinkhorn")
     pytest.importorskip("opendp")
     secure = replace(secret, key_file=None, noise="secure")
-    request = make_request(clip="record")
-    replies, _ = together(secure, [request], [0, 1])
-    again, failures = together(secure, [request], range(3))
-    assert failures == {}
-    assert all(torch.equal(replies[k], again[k]) for k in (0, 1))
-    assert not torch.equal(again[2], again[1])
-    assert _claims(secure) == 3
+    assert not NodeCohort(secure).handles("train.dp_sinkhorn")
+    governed = replace(secret, policy=tmp_path / "policy.toml")
+    assert not NodeCohort(governed).handles("train.dp_sinkhorn")
 
 
-def test_a_client_that_fails_keeps_no_other_from_answering(
+def test_a_content_that_one_client_cannot_answer_has_no_replies(
     many: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = make_request(clip="record", schedule="class", label=2)
-    expected = one_by_one(many, [request], [1, 4])
-    replies, failures = together(many, [request], [0, 1, 4, 99])
-    assert failures == {0: REFUSED, 99: MALFORMED}  # another class's turn; no such client
-    assert all(torch.allclose(replies[k], expected[k], atol=1e-6) for k in (1, 4))
+    assert together(many, [request], [0, 1, 4]) == ({}, {0: REFUSED})  # another class's turn
+    assert together(many, [request], [1, 3]) == ({}, {1: REFUSED})
+    assert together(many, [request], [1, 99]) == ({}, {99: MALFORMED})  # no such client
+    sizes = deal(many).sizes
+    plan = replace(request.plan, capacity=1, nominal_records=int(sizes.max()) - 1)
+    whole = make_request(clip="record")
+    largest = int(sizes.argmax())
+    limited = replace(whole, plan=replace(plan, schedule=whole.plan.schedule))
+    replies, failures = together(many, [limited], range(13))
+    assert replies == {}
+    assert list(failures) == [largest]
 
     def broken(self: PrivacyPlan, *arguments: Any) -> Tensor:
         raise RuntimeError("a batch that does not work")
 
     monkeypatch.setattr(PrivacyPlan, "release_each", broken)
-    replies, failures = together(many, [request], [1, 4])
-    assert failures == {}
-    assert all(torch.equal(replies[k], expected[k]) for k in (1, 4))
-    monkeypatch.setattr(PrivacyPlan, "release", broken)
-    assert together(many, [request], [1, 4]) == ({}, {1: FAILED, 4: FAILED})
+    assert together(many, [request], [1, 4]) == ({}, {1: FAILED})
 
 
 def test_a_malformed_request_fails_at_every_client(many: NodeSettings, make_request: Make) -> None:
@@ -223,19 +227,43 @@ def test_a_malformed_request_fails_at_every_client(many: NodeSettings, make_requ
     read = Content(None, lambda: content)
     ((number, answers),) = NodeCohort(many).answers("train.dp_sinkhorn", [read], [[3, 5]])
     assert number == 0
-    assert answers.failures == {3: MALFORMED, 5: MALFORMED}
+    assert answers.failures == {3: MALFORMED}
     wide = make_request(clip="record", rows=torch.zeros(6, 9))
-    assert together(many, [wide], [3, 5])[1] == {3: MALFORMED, 5: MALFORMED}
+    assert together(many, [wide], [3, 5])[1] == {3: MALFORMED}
 
 
 def test_clients_that_lack_the_class_answer_with_noise(
-    many: NodeSettings, make_request: Make, no_loop: None
+    many: NodeSettings, make_request: Make
 ) -> None:
     request = make_request(clip="batch", schedule="class", label=2)
     turn = [k for k in range(13) if (k + 1) % 3 == 2]
     lacking = [k for k in turn if not (open_node(many, k).shard.labels == 2).any()]
     assert len(lacking) > 1
     agree(many, [request], lacking)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_what_clients_upload_together_is_what_each_uploads(
+    many: NodeSettings, mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client by client, with labels, in blocks of five clients, some of them empty."""
+    norm, delta = ("l1", 0.0) if mechanism == "laplace" else ("l2", 1e-5)
+    plan = LocalPlan(mechanism, PointBall(norm, size=4), 3.0, delta, label_epsilon=1.0, classes=3)
+    request = PrivatizeRequest(plan, 0, 1000, "run")
+    content, kind = Content(None, request.to_record), "train.privatize_once"
+    assert not NodeCohort(many).uploads(kind)  # so few are asked one by one
+    monkeypatch.setattr(module, "FEW", 3)
+    monkeypatch.setattr(module, "summed_block", lambda clients: 5)
+    cohort = NodeCohort(many)
+    assert cohort.uploads(kind)
+    assert not cohort.uploads("train.dp_sinkhorn")
+    found = cohort.upload(kind, content, range(13))
+    answer = PrivatizeOnceAnswer([request])
+    each = [Node(many, k).reply(answer, b"") for k in range(13)]
+    assert (found.clients, found.failures) == (13, {})
+    for values, name in zip(found.tensors, answer.parts, strict=True):
+        assert torch.equal(values, torch.cat([reply[name] for reply in each]))
+    assert cohort.upload(kind, content, [3, 99]).failures == {99: MALFORMED}
 
 
 def _claims(settings: NodeSettings) -> int:

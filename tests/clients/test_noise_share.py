@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.owner.policy import PolicyRefusedError
 from fedsink.clients.owner.policy_file import read_policy
+from fedsink.clients.records.shard import deal
 from fedsink.errors import BudgetError, PrivacyError, ReleaseRefusedError
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.protocol.dp_sinkhorn import GradientRequest
@@ -212,21 +212,24 @@ def _runs(ledger: Path) -> list[tuple[int]]:
         return database.execute("SELECT id FROM runs").fetchall()
 
 
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("clip", ["record", "batch"])
 @pytest.mark.parametrize("capacity", [None, 40])
 @pytest.mark.parametrize("schedule", ["joint", "class"])
-def test_a_pooled_sum_is_that_of_all_replies_but_for_its_noise(
-    many: NodeSettings, make_request: Make, schedule: str, capacity: int | None
-) -> None:
-    """With next to no noise both are the clipped total of all samples, up to rounding."""
+def test_a_summed_cohort_has_the_sum_of_all_replies_but_for_its_noise(
+    many: NodeSettings, make_request: Make, schedule: str, capacity: int | None, clip: str,
+    shares: bool,
+) -> None:  # fmt: skip
+    """With next to no noise both are the clipped totals of all samples, up to rounding."""
     label = None if schedule == "joint" else 1
     cohort = [k for k in range(CLIENTS) if label is None or k % 3 == 0]
     request = make_request(
-        clip="record", bound=3.0, rate=0.5, sigma=1e-6, schedule=schedule, label=label
+        clip=clip, bound=3.0, rate=0.5, sigma=1e-6, schedule=schedule, label=label
     )
     if capacity is not None:
         plan = replace(request.plan, capacity=capacity, nominal_records=61)
         request = replace(request, plan=plan)
-    request = shared(request, len(cohort))
+    request = shared(request, len(cohort)) if shares else request
     total, summed = (
         _total(settings, request, cohort) for settings in (many, replace(many, pooled=True))
     )
@@ -234,53 +237,52 @@ def test_a_pooled_sum_is_that_of_all_replies_but_for_its_noise(
     torch.testing.assert_close(summed, total, rtol=0, atol=1e-3)
 
 
-def test_a_pooled_sum_has_the_noise_of_all_shares(many: NodeSettings, noise_alone: Make) -> None:
-    request = noise_alone(CLIENTS, clip="record")
-    cohort = list(range(CLIENTS))
+@pytest.mark.parametrize("parts", [1, CLIENTS])
+def test_a_summed_cohort_has_the_noise_of_all_its_clients(
+    many: NodeSettings, noise_alone: Make, parts: int
+) -> None:
+    """Of one plan in all, where it is shared; else of one plan for each of the clients."""
+    request = noise_alone(parts, clip="record")
+    std = request.plan.noise_std * (CLIENTS / parts) ** 0.5
     for settings in (many, replace(many, pooled=True)):
-        assert has_std(_total(settings, request, cohort), request.plan.noise_std)
+        assert has_std(_total(settings, request, list(range(CLIENTS))), std)
 
 
+@pytest.mark.parametrize("parts", [1, CLIENTS])
 def test_only_the_first_block_of_a_cohort_has_its_noise(
-    many: NodeSettings, noise_alone: Make, monkeypatch: pytest.MonkeyPatch
+    many: NodeSettings, noise_alone: Make, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
     """Blocks of 4 clients: every block's sum counts once, whoever adds them up."""
-    monkeypatch.setattr("fedsink.clients.node_cohort.POOLED_BLOCK", 4)
-    request = noise_alone(CLIENTS, clip="record")
+    monkeypatch.setattr("fedsink.clients.node_cohort.summed_block", lambda clients: 4)
+    request = noise_alone(parts, clip="record")
     content = Content(lambda: [request], lambda: pack_requests([request]))
-    pooled = NodeCohort(replace(many, pooled=True))
-    found = list(pooled.answers("train.dp_sinkhorn", [content], [range(CLIENTS)]))
+    summed = NodeCohort(replace(many, pooled=True))
+    found = list(summed.answers("train.dp_sinkhorn", [content], [range(CLIENTS)]))
     assert [list(answers.clients) for _, answers in found] == [
         [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11],
     ]  # fmt: skip
     assert [bool(answers.replies.any()) for _, answers in found] == [True, False, False]
-    noise = GRID.decoded(torch.cat([answers.replies for _, answers in found]).sum(0))
-    assert p_value(noise, request.plan.noise_std) > 1e-6
+    noise = torch.cat([answers.replies for _, answers in found]).sum(0)
+    noise = noise if parts == 1 else GRID.decoded(noise)
+    assert p_value(noise, request.plan.noise_std * (CLIENTS / parts) ** 0.5) > 1e-6
 
 
-@pytest.mark.parametrize("away", [0, 5])
-def test_no_pooled_sum_is_made_without_one_of_its_clients(
-    many: NodeSettings, noise_alone: Make, monkeypatch: pytest.MonkeyPatch, away: int
-) -> None:
+def test_no_sum_is_made_without_one_of_its_clients(many: NodeSettings, noise_alone: Make) -> None:
     """A sum without its first client would have no noise at all."""
-    monkeypatch.setattr("fedsink.clients.node_cohort.POOLED_BLOCK", 4)
-    admit = Node.admit
-
-    def admitted(node: Node, *arguments: Any, **more: Any) -> Any:
-        if node.client == away:
-            raise ReleaseRefusedError("away")
-        return admit(node, *arguments, **more)
-
-    monkeypatch.setattr(Node, "admit", admitted)
-    request = noise_alone(CLIENTS, clip="record")
-    content = Content(lambda: [request], lambda: pack_requests([request]))
-    pooled = NodeCohort(replace(many, pooled=True))
-    [(_, answers)] = pooled.answers("train.dp_sinkhorn", [content], [range(CLIENTS)])
-    assert sorted(answers.failures) == list(range(CLIENTS))
-    assert len(answers.replies) == 0
+    sizes = deal(many).sizes
+    for away in (0, 5):
+        request = noise_alone(CLIENTS, clip="record")
+        plan = replace(request.plan, capacity=1, nominal_records=int(sizes[away]) - 1)
+        content = Content.received(pack_requests([replace(request, plan=plan)]))
+        summed = NodeCohort(replace(many, pooled=True))
+        [(_, answers)] = summed.answers("train.dp_sinkhorn", [content], [range(CLIENTS)])
+        assert away in answers.failures
+        assert len(answers.replies) == 0
 
 
 def _total(settings: NodeSettings, request: GradientRequest, cohort: list[int]) -> Tensor:
     content = Content(lambda: [request], lambda: pack_requests([request]))
-    found = NodeCohort(settings).answers("train.dp_sinkhorn", [content], [cohort])
-    return GRID.decoded(torch.cat([answers.replies for _, answers in found]).sum(0))
+    found = list(NodeCohort(settings).answers("train.dp_sinkhorn", [content], [cohort]))
+    assert not any(answers.failures for _, answers in found)
+    total = torch.cat([answers.replies for _, answers in found]).sum(0)
+    return total if request.share == 1 else GRID.decoded(total)

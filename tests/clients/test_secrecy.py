@@ -66,7 +66,7 @@ def answer(request: GradientRequest, shard: Shard, size: int) -> Tensor:
 def drawn(request: GradientRequest, shard: Shard, stream: Stream) -> Batch:
     """A sample in the plan's number of places."""
     pool = Pool([shard])
-    return pool.batch(request, pool.draw_at_most([request], slice(0, 1), [stream]))
+    return pool.batch(request, pool.draw_at_most([request], [torch.zeros(1).long()], [stream]))
 
 
 @pytest.fixture

@@ -46,7 +46,8 @@ CRITICS = "strategy=gs_wgan strategy.critics=2 strategy.critic.steps=1 strategy.
 METHODS = {
     "sinkhorn": "mode=central",
     "joint": "mode=central strategy.schedule=joint",
-    "joint_shared": "mode=central strategy.schedule=joint noise.share=secure_aggregation",
+    "joint_shared": "mode=central strategy.schedule=joint noise.share=secure_aggregation "
+    "noise.draw=sum",
     "batch": f"mode=central {BATCH}",
     "batch_joint": f"mode=central {BATCH} strategy.schedule=joint",
     "batch_l1": f"mode=central {BATCH} strategy.cost=l1",
@@ -145,7 +146,7 @@ OTHERS: Mapping[str, Sequence[object]] = {
     "engine.timeout": [77], "generator.output": ["linear", "sigmoid"], "generator.radius": [5.0],
     "map.background": [0.4], "map.black": [0.25], "map.block": [2], "map.norm": ["l2", "l1"],
     "map.pool": [2], "map.power": [2.5], "map.radius": [0.5], "map.white": [0.8],
-    "mechanism.label_eps": [0.5], "noise.backend": ["secure"], "noise.draw": ["clients"],
+    "mechanism.label_eps": [0.5], "noise.backend": ["secure"], "noise.draw": ["sum", "clients"],
     "noise.share": ["secure_aggregation", "local"], "partition.keep": [[0]],
     "policy": ["/nowhere.toml"], "rate": [0.4], "recipe.label_eps": [2.0],
     "recipe.map": [{"name": "l1_ball"}], "sigma": [2.0], "shuffler": ["trusted", "none"],

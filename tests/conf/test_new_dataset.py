@@ -98,5 +98,5 @@ def test_both_clips_have_a_default(clip: str, tmp_path: Path) -> None:
 def test_every_file_of_the_readers_that_reads_is_a_source() -> None:
     assert sorted(sources.own_sources()) == [
         "celeba", "digits", "fashion_mnist", "femnist", "glyphs", "half_circle", "image_folder",
-        "mnist", "shapes",
+        "mnist", "npz", "shapes",
     ]  # fmt: skip

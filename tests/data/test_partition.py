@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedsink.data.partition import (
     ByLabel,
     ByUser,
+    Deal,
     Dirichlet,
     Iid,
     PartitionSpec,
@@ -30,7 +31,7 @@ def check(parts: list[torch.Tensor], records: int, clients: int) -> None:
     assert len(parts) == clients
     assert all(part.dtype == torch.int64 and len(part) > 0 for part in parts)
     assert all(bool((part.diff() > 0).all()) for part in parts)
-    assert torch.cat(parts).sort().values.tolist() == list(range(records))
+    assert torch.cat([*parts]).sort().values.tolist() == list(range(records))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -200,8 +201,8 @@ def test_schemes_from_dicts_are_hashable_and_picklable(
 
 def test_manifest_counts_records_and_labels() -> None:
     labels = torch.tensor([0, 2, 2, 1])
-    parts = [torch.tensor([0, 1]), torch.tensor([2, 3])]
-    described = manifest(parts, labels, ("a", "b", "c"))
+    dealt = Deal(torch.arange(4), torch.tensor([2, 2]))
+    described = manifest(dealt, labels, ("a", "b", "c"))
     assert described == {
         "clients": {
             "0": {"records": 2, "labels": {"a": 1, "b": 0, "c": 1}},
@@ -213,8 +214,8 @@ def test_manifest_counts_records_and_labels() -> None:
 
 def test_a_manifest_tells_equal_neighbours_once() -> None:
     labels = torch.cat([torch.zeros(5000, dtype=torch.int64), torch.tensor([1, 1, 0])])
-    parts = [*torch.arange(5000).split(1), torch.tensor([5000, 5001]), torch.tensor([5002])]
-    assert manifest(parts, labels, ("a", "b"))["clients"] == {
+    dealt = Deal(torch.arange(5003), torch.tensor([*[1] * 5000, 2, 1]))
+    assert manifest(dealt, labels, ("a", "b"))["clients"] == {
         "0-4999": {"records": 1, "labels": {"a": 1, "b": 0}},
         "5000": {"records": 2, "labels": {"a": 0, "b": 2}},
         "5001": {"records": 1, "labels": {"a": 1, "b": 0}},
@@ -226,7 +227,7 @@ def test_a_manifest_of_many_different_clients_is_summed_up(clients: int) -> None
     labels = torch.arange(clients + 7) % 10  # the last client has eight records
     sizes = [1] * (clients - 1) + [8]
     classes = [str(label) for label in range(10)]
-    described = manifest(torch.arange(len(labels)).split(sizes), labels, classes)
+    described = manifest(Deal(torch.arange(len(labels)), torch.tensor(sizes)), labels, classes)
     assert len(json.dumps(described, indent=2)) < 400_000
     if clients == 1000:
         assert [*described["clients"]] == [str(client) for client in range(1000)]

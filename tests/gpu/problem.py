@@ -97,8 +97,9 @@ def streams(clients: int, purpose: str, round: int = 1) -> list[Stream]:
 
 def totals(requests: list[GradientRequest], pool: Pool) -> Tensor:
     """The clients' clipped sums, on the pool's device."""
-    part = slice(0, len(requests))
-    return client_totals(requests, pool, part, streams(len(requests), "sample", requests[0].round))
+    clients = [torch.tensor([number]) for number in range(len(requests))]
+    coins = streams(len(requests), "sample", requests[0].round)
+    return client_totals(requests, pool, clients, coins)
 
 
 def parameter_case(clip: str, device: torch.device) -> Tensor:
@@ -110,10 +111,10 @@ def parameter_case(clip: str, device: torch.device) -> Tensor:
     latents = torch.rand(ROWS, model.latent_dim, generator=torch.Generator().manual_seed(3))
     whole = ParameterRequest(request, architecture_of(model), flat_weights(model).detach(), latents)
     whole.check()
-    return parameter_total(whole, cohort(1, device).shards[0], Stream(b"k", "sample"))
+    return parameter_total(whole, cohort(1, device).shard(0), Stream(b"k", "sample"))
 
 
 def privatized(device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns one client's records after the Laplace mechanism and randomized response."""
     plan = LocalPlan("laplace", DctDirection(SHAPE, 7), 20.0, 0.0, 3.0, CLASSES)
-    return privatize(cohort(1, device).shards[0], plan, lambda purpose: Stream(b"k", purpose))
+    return privatize(cohort(1, device).shard(0), plan, lambda purpose: Stream(b"k", purpose))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+import tests.gpu.conftest  # noqa: F401  (before fedsink)
 from tests.gpu.problem import cohort, requests_of, streams, totals
 
 

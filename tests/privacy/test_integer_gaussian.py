@@ -266,9 +266,9 @@ def test_a_release_is_the_rounded_total_and_noise():
 
 
 def test_a_drawn_sum_has_the_noise_of_all_shares_once():
-    totals = torch.zeros(3, 6000)
-    assert not bool(SHARED.release_sum(SHARED.plan.clip.vouch(totals), None).any())
-    noise = GRID.decoded(SHARED.release_sum(SHARED.plan.clip.vouch(totals), Stream(b"sum"), 12))
+    total = SHARED.plan.clip.vouch(torch.zeros(6000))
+    assert not bool(SHARED.release_sum(total, None).any())
+    noise = GRID.decoded(SHARED.release_sum(total, Stream(b"sum"), 12))
     assert_law(noise, stats.norm(scale=12**0.5 * SHARED.std), reject=1e-12)
 
 
@@ -276,7 +276,7 @@ def test_a_drawn_sum_of_many_clients_may_be_longer_than_one_client_s_total():
     direction = torch.full((6000,), 6000**-0.5, dtype=torch.float64)
     for reach in (0.5, 1.0, 2.0, 100.0):
         total = reach * SHARED.fixed_point.radius * direction
-        found = GRID.decoded(SHARED.release_sum(SHARED.plan.clip.vouch(total.unsqueeze(0)), None))
+        found = GRID.decoded(SHARED.release_sum(SHARED.plan.clip.vouch(total), None))
         torch.testing.assert_close(found, total, rtol=0, atol=GRID.granularity)
 
 

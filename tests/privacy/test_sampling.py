@@ -224,3 +224,13 @@ def test_bad_numbers_are_refused(call, values, message):
     for value in values:
         with pytest.raises(PrivacyError, match=f"{message}, received {value!r}"):
             call(value)
+
+
+@pytest.mark.parametrize(
+    "schedule", [JointSchedule(), ClassSchedule(3), TurnSchedule(4), PickSchedule(7, 1)]
+)
+def test_a_round_s_turn_is_of_the_clients_that_answer(schedule):
+    for clients in (1, 5, 7) if not isinstance(schedule, PickSchedule) else (7,):
+        for round in range(1, 12):
+            answering = [k for k in range(clients) if schedule.answers(k, round)]
+            assert list(schedule.turn(round, clients)) == answering

@@ -5,7 +5,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedsink.flower_internals import become
-from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction
+from fedsink.protocol.exchange import Broadcast, Content, Exchange, Nodes, Reduction, connected
 from fedsink.protocol.packing import digest, packed
 
 
@@ -52,3 +52,16 @@ def test_a_content_becomes_flowers_record_only_where_it_travels() -> None:
     record = RecordDict()
     given = Content(None, lambda: record)
     assert given.payload is given.record is record
+
+
+@pytest.mark.parametrize("clients", [range(10), range(0, 10, 3), range(2, 10, 3), range(4, 5)])
+@pytest.mark.parametrize("known", [0, 1, 5, 10, 12])
+def test_connected_virtual_clients_are_those_of_a_dict_of_them(clients: range, known: int) -> None:
+    virtual, listed = Nodes(range(known), 1000), {k: 1000 + k for k in range(known)}
+    found, expected = connected(virtual, clients), connected(listed, clients)
+    assert dict(found) == dict(expected)
+    assert len(found) == len(expected)
+    assert [*Broadcast(Content.later(), found, (1,)).clients] == [*expected]
+    assert all((k in found) == (k in expected) for k in range(-2, 14))
+    with pytest.raises(KeyError):
+        found[13]

@@ -429,7 +429,7 @@ def test_a_client_that_fails_ends_the_run_and_keeps_its_reason_to_itself(
     def fails(*arguments: Any) -> None:
         raise RuntimeError("private: record 17 is odd")
 
-    monkeypatch.setattr("fedsink.clients.node.Node.shard", property(fails))
+    monkeypatch.setattr("fedsink.clients.records.pool.Pool.draw", fails)
     with pytest.raises(ClientError, match=r"client 0 failed; its own log says why") as caught:
         start(composed("seed=0"), tmp_path / "run")
     assert "private" not in str(caught.value)

@@ -166,7 +166,7 @@ def test_labels_are_public_and_balanced_over_the_rounds(make_gs_wgan, make_grid)
 
 
 def test_rows_and_fakes_are_fresh(make_gs_wgan, make_grid):
-    grid, strategy = make_grid(1), make_gs_wgan(clients=1, rounds=3, lr=1e-12)
+    grid, strategy = make_grid(1), make_gs_wgan(clients=1, rounds=3, lr=1e-12, key=b"a")
     play(strategy, grid)
     rows = torch.cat([torch.cat([r[0].rows, r[0].fakes]) for r in requests_of(grid)])
     assert len(rows.unique(dim=0)) == len(rows) == 36

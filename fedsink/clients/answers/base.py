@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +20,8 @@ from fedsink.clients.records.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
-from fedsink.privacy.randomness.keys import Key
-from fedsink.privacy.randomness.noise import Stream
+from fedsink.privacy.randomness.keys import Key, ReproducibleKey, SecretKey
+from fedsink.privacy.randomness.noise import Stream, Streams
 from fedsink.protocol.packing import Packed, digest
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import SumError
@@ -59,6 +61,42 @@ class Task(NamedTuple):
     def streams(self, round: int, index: int = 0) -> Callable[[str], Stream]:
         """Returns a function from a purpose to the randomness of one round."""
         return lambda purpose: self.stream(purpose, round, index)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Virtual clients that one message asks, once it is admitted.
+
+    Attributes:
+        answer: to the message.
+        clients: their numbers, increasing.
+        places: their numbers in the pool of records.
+        digests: as of a `Task`.
+        key: of all clients' randomness.
+        noise_of: in a sum of their answers, number of clients whose noise it holds: of all that
+            are asked alike in the first part of them, and none in the others.
+        state: finds a client's state, as of a `Task`.
+    """
+
+    answer: Any
+    clients: np.ndarray
+    places: Tensor
+    digests: Sequence[bytes]
+    key: ReproducibleKey | SecretKey
+    noise_of: int
+    state: Callable[..., State]
+
+    def streams(self, purpose: str, index: int = 0) -> Streams:
+        """Returns each client's randomness of one round for one purpose."""
+        round, request = self.answer.rounds[index][0], self.digests[index]
+        return self.key.streams(purpose, self.clients, round=round, request=request)
+
+    def tasks(self, pool: Pool) -> list[Task]:
+        """Returns the task of each client."""
+        return [
+            Task(self.digests, client, pool.shard(place), self.key, partial(self.state, client))
+            for client, place in zip(self.clients.tolist(), self.places.tolist(), strict=True)
+        ]
 
 
 class Neighbours(NamedTuple):
@@ -156,6 +194,21 @@ class Answer(ABC):
     def check_turn(self, client: int, clients: int) -> None:  # noqa: B027
         """Raises ReleaseRefusedError where the plan's schedule does not ask this client."""
 
+    def alike(self, client: int, clients: int) -> range:
+        """Returns the clients of a simulation that are asked like this one in every round.
+
+        They have one account and, where noise is drawn for their sum, one draw.
+        """
+        return range(clients)
+
+    def check_turns(self, asked: np.ndarray, clients: int) -> None:
+        """Does `check_turn` for each of some clients of a simulation."""
+        alike = self.alike(int(asked[0]), clients)
+        behind = asked - alike.start
+        same = bool(((behind % alike.step == 0) & (asked < alike.stop)).all())
+        for client in asked[:1].tolist() if same else asked.tolist():
+            self.check_turn(client, clients)
+
     def check_sum(self, parameters: Parameters, client: int, clients: int) -> None:
         """Refuses a sum of replies; raises SumError.
 
@@ -220,12 +273,12 @@ class BatchedAnswer(Answer):
 
     Attributes:
         values: numbers in a reply.
-        computes_sums: True if `compute_sum` answers for a block of clients with one content.
+        computes_sums: True if `compute_each` also adds up the clients of one content.
         plan: the plan of an answer that computes sums.
     """
 
     values: int
-    computes_sums: bool = False
+    computes_sums: ClassVar[bool] = False
     plan: CentralPlan
 
     @abstractmethod
@@ -234,34 +287,16 @@ class BatchedAnswer(Answer):
 
     @classmethod
     @abstractmethod
-    def compute_each(
-        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
-    ) -> Tensor:
+    def compute_each(cls, asked: Sequence[Asked], pool: Pool, *, summed: bool) -> Tensor:
         """Returns the result of `compute` for each of K clients, (K, parts, ...).
 
         Args:
-            answers: the answer to each client; they fit together.
-            tasks: the task of each client.
+            asked: clients whose answers fit together.
             pool: the records of these clients, and of others.
-            clients: the clients' places among the pool's.
+            summed: only where `computes_sums`: instead the sum over the clients of each of `asked`,
+                in law (len(asked), parts, ...). The clients' totals are added before they are
+                rounded, and the noise of `noise_of` clients is drawn once.
         """
-
-    def compute_sum(
-        self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
-    ) -> Tensor:
-        """Returns the sum of `compute` over a block of clients in law, (parts, ...) int64.
-
-        Only where `computes_sums`: the clients' totals are added before they are rounded, and the
-        noise of the whole cohort's sum is drawn once, at its first client.
-
-        Args:
-            tasks: the task of each client.
-            pool: the records of these clients, and of others.
-            clients: the clients' places among the pool's.
-            noise_of: number of clients whose noise is to be in this block's sum: all of the
-                cohort in its first block, and none in the others.
-        """
-        raise NotImplementedError
 
 
 def check_classes(classes: int, data: DataSpec) -> None:

@@ -93,6 +93,10 @@ class CentralAnswer(Answer):
                     f"are asked the same as client {client} are {cohort}."
                 )
 
+    def alike(self, client: int, clients: int) -> range:
+        """Returns the client's cohort by the plan's schedule."""
+        return self.plan.schedule.members(client, clients)
+
     def check_sum(self, parameters: Parameters, client: int, clients: int) -> None:
         """Refuses a sum that is not of this request's replies, or that may hold too little noise.
 

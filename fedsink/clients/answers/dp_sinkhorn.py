@@ -20,21 +20,30 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedsink.clients.answers.base import BatchedAnswer, Neighbours, Task, check_classes, check_view
+from fedsink.clients.answers.base import (
+    Asked,
+    BatchedAnswer,
+    Neighbours,
+    Task,
+    check_classes,
+    check_view,
+)
 from fedsink.clients.answers.central import CentralAnswer
 from fedsink.clients.owner.policy import Policy
-from fedsink.clients.records.pool import Batch, PlaceLayout, Pool, Sample
+from fedsink.clients.records.pool import Batch, PlaceLayout, Pool
 from fedsink.clients.records.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream
 from fedsink.privacy.adjacency import ADD_REMOVE
-from fedsink.privacy.clips import ClipOfRecords
+from fedsink.privacy.clips import Clip, ClipOfRecords
+from fedsink.privacy.randomness.noise import Several, Streams
 from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective, unpack_requests
 from fedsink.transport import (
     GroundCost,
@@ -100,39 +109,18 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
             self.requests[0], other.requests[0]
         )
 
+    computes_sums = True
+
     @classmethod
-    def compute_each(
-        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
-    ) -> Tensor:
-        """Returns the gradients of all clients, (K, rounds, n, D)."""
-        released = []
-        for index in range(len(answers[0].requests)):
-            requests = [answer.requests[index] for answer in answers]
-            samples, noise = (
-                [t.stream(purpose, r.round, index) for t, r in zip(tasks, requests, strict=True)]
-                for purpose in ("sample", "noise")
-            )
-            totals = client_totals(requests, pool, clients, samples)
-            clipped = requests[0].plan.clip.vouch(totals)
-            released.append(requests[0].release_each(clipped, noise))
+    def compute_each(cls, asked: Sequence[Asked], pool: Pool, *, summed: bool) -> Tensor:
+        """Returns the gradients of all clients, (K, rounds, n, D), or of each sum."""
+        released, places = [], [some.places for some in asked]
+        for index in range(len(asked[0].answer.requests)):
+            requests = [some.answer.requests[index] for some in asked]
+            coins = Streams.joined([some.streams("sample", index) for some in asked])
+            totals = client_totals(requests, pool, places, coins, summed=summed)
+            released.append(released_each(requests[0], totals, asked, index, summed=summed))
         return torch.stack(released, dim=1)
-
-    @property
-    def computes_sums(self) -> bool:  # type: ignore[override]
-        """True for a record clip with shared noise: the total over clients is one clipped sum."""
-        return self.plan.clip.per_record and self.requests[0].fixed_point is not None
-
-    def compute_sum(
-        self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
-    ) -> Tensor:
-        """Returns the sum of a block's gradients of every round, (rounds, n, D)."""
-        sums = []
-        for index, request in enumerate(self.requests):
-            samples = [task.stream("sample", request.round, index) for task in tasks]
-            total = client_totals([request] * len(tasks), pool, clients, samples, pooled=True)
-            noise = tasks[0].stream("noise", request.round, index)
-            sums.append(request.release_sum(request.plan.clip.vouch(total), noise, noise_of))
-        return torch.stack(sums)
 
     @classmethod
     def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
@@ -213,45 +201,68 @@ def client_gradient(
 
 def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:
     """Returns the total that `client_gradient` adds noise to, (n, D); raises like it."""
-    return client_totals([request], Pool([shard]), slice(0, 1), [sample])[0]
+    return client_totals([request], Pool([shard]), [torch.zeros(1).long()], [sample])[0]
 
 
 def client_totals(
     requests: Sequence[GradientRequest],
     pool: Pool,
-    part: slice,
-    samples: Sequence[Stream],
+    clients: Sequence[Tensor],
+    coins: Several,
     *,
-    pooled: bool = False,
+    summed: bool = False,
 ) -> Tensor:
     """Returns the totals of K clients that `client_gradient` adds noise to: steps 1 to 4.
 
-    They are (K, n, D), float64 for `clip=record`, else float32; or (1, n, D) where all clients are
-    `pooled`, that is added up, which share one request of `clip=record`. Requests are checked, and
-    have one plan, objective and view, and rows of one shape. `part` are the clients' places among
-    the pool's, `samples` the stream of each client's sample.
+    They are (K, n, D), float64 for `clip=record`, else float32; or one of all clients of each
+    request where they are `summed`. Requests are checked, and have one plan, objective and view,
+    and rows of one shape. `clients` are the numbers, in the pool, of those that each request asks,
+    `coins` the stream of each client's sample.
     """
     first = requests[0]
     refuse_other_view(first, pool.coordinates(first.view))
     clip = ClipOfRecords.expect(first.plan.clip)
     if isinstance(clip, BatchClip):
         # Algorithm 1 as published: Y, Sinkhorn's gradient at X, and one clip of all of it to Δ.
-        return clip.clip_each(client_batch_gradients(requests, pool, part, samples))
+        return _batch_totals(clip, requests, pool, clients, coins, summed)
+    counts = torch.tensor([len(some) for some in clients])
+    asked = torch.arange(len(requests)).repeat_interleave(counts)  # the request of each client
     # One clip a record: f comes with the request, so that no record moves another's weights.
-    problems = _problems(requests, pool, part, samples, pooled)
-    requests = requests[:1] if pooled else requests
-    device = pool.coordinates(first.view).device
-    rows, potentials = (_stacked(requests, name, device) for name in ("rows", "potentials"))
-    row_labels = _stacked(requests, "row_labels", torch.device("cpu"))
+    device = pool.device
+    whose = torch.arange(len(requests)) if summed else asked  # the request of each total
+    rows, potentials = (_stacked(requests, whose, name).to(device) for name in _PUBLIC)
+    row_labels = _stacked(requests, whose, "row_labels")
     totals = torch.zeros(rows.shape, dtype=torch.float64, device=device)
-    for of_class, places in problems:  # sample Y with rate q
-        own, whose = of_class.to(device), places.clients.to(device).unsqueeze(-1)
-        totals[whose, own] = record_sums(  # weights, gradient and clip of each record
-            first, rows[whose, own], potentials[whose, own],
+    for of_class, places in _problems(requests, pool, clients, asked, coins, summed):  # sample Y
+        own, into = of_class.to(device), places.clients.to(device).unsqueeze(-1)
+        totals[into, own] = record_sums(  # weights, gradient and clip of each record
+            first, rows[into, own], potentials[into, own],
             row_labels[places.clients][:, of_class], pool.batch(first, places),
             pool.norm_bound(first.view),
         )  # fmt: skip
     return totals
+
+
+_PUBLIC = ("rows", "potentials")
+
+
+def released_each(
+    request: Any, totals: Tensor, asked: Sequence[Asked], index: int = 0, *, summed: bool
+) -> Tensor:
+    """Returns the totals of clients, or of sums of them, with their noise; see `compute_each`."""
+    clip: Clip = request.plan.clip
+    if not summed:
+        noise = Streams.joined([some.streams("noise", index) for some in asked])
+        released: Tensor = request.release_each(clip.vouch(totals), noise)
+        return released
+    sums = []
+    for total, some in zip(totals, asked, strict=True):
+        first = replace(some, clients=some.clients[:1]).streams("noise", index).each()
+        noise_of = some.noise_of
+        sums.append(
+            request.release_sum(clip.vouch(total), first[0] if noise_of else None, noise_of)
+        )
+    return torch.stack(sums)
 
 
 def refuse_other_view(request: GradientRequest, coordinates: Tensor) -> None:
@@ -297,25 +308,32 @@ def record_sums(
 def _problems(
     requests: Sequence[GradientRequest],
     pool: Pool,
-    part: slice,
-    samples: Sequence[Stream],
-    pooled: bool,
+    clients: Sequence[Tensor],
+    asked: Tensor,
+    coins: Several,
+    summed: bool,
 ) -> Iterator[tuple[Tensor, PlaceLayout]]:
     """Yields the numbers of rows, and the places of the records that may meet these rows.
 
     With a capacity all rows meet all places, whatever the classes of the records. Without one
-    each sample takes the places it needs, each class apart where a request mixes classes. Pooled
-    samples of all clients are one.
+    each sample takes the places it needs, each class apart where a request mixes classes. Summed
+    samples of all clients of a request are one.
     """
     first = requests[0]
     everywhere = torch.arange(len(first.rows))
     if first.plan.capacity is not None:
-        places = pool.draw_at_most(requests, part, samples)
-        yield everywhere, places.pooled() if pooled else places
+        places = pool.draw_at_most(requests, clients, coins)
+        if not summed:
+            yield everywhere, places
+            return
+        for number in range(len(requests)):
+            own = asked == number
+            flat = (part[own].reshape(1, -1) for part in (places.indices, places.present))
+            yield everywhere, PlaceLayout(torch.tensor([number]), *flat)
         return
-    sample = pool.draw(requests, part, samples)
-    sample = sample.pooled() if pooled else sample
-    if first.label is not None or not _is_one_request(requests):
+    sample = pool.draw(requests, clients, coins)
+    sample = sample.summed(asked, len(requests)) if summed else sample
+    if first.label is not None or not _is_one(requests):
         for places in sample.in_buckets():
             yield everywhere, places
         return
@@ -326,36 +344,60 @@ def _problems(
             yield of_class, places
 
 
+def _batch_totals(
+    clip: BatchClip,
+    requests: Sequence[GradientRequest],
+    pool: Pool,
+    clients: Sequence[Tensor],
+    coins: Several,
+    summed: bool,
+) -> Tensor:
+    """Returns the clipped gradient of each client, or their sum for each request."""
+    if not summed:
+        return clip.clip_each(client_batch_gradients(requests, pool, clients, coins))
+    # A client whose batch is empty has the self gradient: so many of them, and the others' rest.
+    empty = clip.clip_each(torch.stack([r.self_gradient for r in requests]).to(pool.device))
+    count = torch.tensor([len(some) for some in clients], device=pool.device)
+    totals = empty.double() * count[:, None, None]
+    for number, _, gradients in _batch_problems(requests, pool, clients, coins):
+        totals[number] += (clip.clip_each(gradients) - empty[number]).double().sum(0)
+    return totals
+
+
 def client_batch_gradients(
-    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+    requests: Sequence[GradientRequest], pool: Pool, clients: Sequence[Tensor], coins: Several
 ) -> Tensor:
     """Returns ∂_X 2Ŵ_λ(X_k, Y_k) plus the self gradient of each client, unclipped, (K, n, D).
 
     A client whose batch is empty keeps the self gradient. With a capacity every client's problem
     has the same size and the same number of iterations, so that no duration tells its batch.
     """
-    first = requests[0]
-    device = pool.coordinates(first.view).device
-    gradients = _stacked(requests, "self_gradient", device).to(device, copy=True)
-    if first.plan.capacity is not None:
-        radius = pool.norm_bound(first.view)
-        places = pool.draw_at_most(requests, part, samples)
-        for request, clients in _by_request(requests):
-            own = PlaceLayout(clients, places.indices[clients], places.present[clients])
-            batch = pool.batch(request, own)
-            gradients[clients.to(device)] = gradients_at_fixed_work(request, batch, radius)
-        return gradients
-    sample = pool.draw(requests, part, samples)
-    for request, clients in _by_request(requests):
-        place_of = torch.full((len(requests),), -1).index_put(
-            (clients,), torch.arange(len(clients))
-        )
-        belongs = place_of[sample.owners] >= 0
-        of_request = Sample(sample.indices[belongs], place_of[sample.owners[belongs]], len(clients))
-        for places in of_request.in_blocks():
-            whose = clients[places.clients].to(device)
-            gradients[whose] = _gradients_as_they_come(request, pool.batch(request, places))
-    return gradients
+    own = [
+        request.self_gradient.expand(len(some), -1, -1)
+        for request, some in zip(requests, clients, strict=True)
+    ]
+    all_of_them = torch.cat(own).to(pool.device)
+    for _, whose, gradients in _batch_problems(requests, pool, clients, coins):
+        all_of_them[whose.to(pool.device)] = gradients
+    return all_of_them
+
+
+def _batch_problems(
+    requests: Sequence[GradientRequest], pool: Pool, clients: Sequence[Tensor], coins: Several
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yields the number of a request, some of its clients among all, and their gradients."""
+    fixed = requests[0].plan.capacity is not None
+    drawn: Any = (pool.draw_at_most if fixed else pool.draw)(requests, clients, coins)
+    radius, start = pool.norm_bound(requests[0].view), 0
+    for number, (request, some) in enumerate(zip(requests, clients, strict=True)):
+        for layout in drawn.in_blocks(slice(start, start + len(some))):
+            batch = pool.batch(request, layout)
+            if fixed:
+                gradients = gradients_at_fixed_work(request, batch, radius)
+            else:
+                gradients = _gradients_as_they_come(request, batch)
+            yield number, start + layout.clients, gradients
+        start += len(some)
 
 
 def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: float) -> Tensor:
@@ -419,22 +461,13 @@ def _public_bounds(request: GradientRequest, radius: float) -> dict[str, float]:
     }
 
 
-def _stacked(requests: Sequence[GradientRequest], name: str, device: torch.device) -> Tensor:
-    """Returns one array of each client's request, (K, ...); a shared array is sent once."""
-    if _is_one_request(requests):
-        values: Tensor = getattr(requests[0], name).to(device)
-        return values.expand(len(requests), *values.shape)
-    return torch.stack([getattr(request, name) for request in requests]).to(device)
+def _stacked(requests: Sequence[GradientRequest], whose: Tensor, name: str) -> Tensor:
+    """Returns an array of the request `whose[k]` for each k, (len(whose), ...)."""
+    if _is_one(requests):
+        values: Tensor = getattr(requests[0], name)
+        return values.expand(len(whose), *values.shape)
+    return torch.stack([getattr(request, name) for request in requests])[whose]
 
 
-def _is_one_request(requests: Sequence[GradientRequest]) -> bool:
+def _is_one(requests: Sequence[GradientRequest]) -> bool:
     return all(request is requests[0] for request in requests)
-
-
-def _by_request(requests: Sequence[GradientRequest]) -> Iterator[tuple[GradientRequest, Tensor]]:
-    """Yields each different request, and the clients that got it."""
-    clients: dict[int, list[int]] = {}
-    for client, request in enumerate(requests):
-        clients.setdefault(id(request), []).append(client)
-    for whose in clients.values():
-        yield requests[whose[0]], torch.tensor(whose)

@@ -26,7 +26,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from fedsink.clients.answers.base import BatchedAnswer, Neighbours, Task, check_classes, check_view
+from fedsink.clients.answers.base import (
+    Asked,
+    BatchedAnswer,
+    Neighbours,
+    Task,
+    check_classes,
+    check_view,
+)
 from fedsink.clients.answers.central import CentralAnswer
 from fedsink.clients.answers.gs_wgan_critics import (
     CriticMessage,
@@ -115,11 +122,11 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         return False
 
     @classmethod
-    def compute_each(
-        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
-    ) -> Tensor:
+    def compute_each(cls, asked: Sequence[Asked], pool: Pool, *, summed: bool) -> Tensor:
         """Returns the gradients of all clients, (K, 1, n, D)."""
-        return critic_gradients(answers[0].request, tasks, pool, clients).unsqueeze(1)
+        [some] = asked
+        places = slice(int(some.places[0]), int(some.places[-1]) + 1)
+        return critic_gradients(some.answer.request, some.tasks(pool), pool, places).unsqueeze(1)
 
     @classmethod
     def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
@@ -222,15 +229,13 @@ def dealt(request: CriticRequest, pool: Pool, clients: slice) -> Parts:
     if pool not in _DEALT or _DEALT[pool][0] != key:
         _DEALT[pool] = key, {}
     cache = _DEALT[pool][1]
-    start, stop, _ = clients.indices(len(pool.shards))
+    start, stop, _ = clients.indices(len(pool))
     if (start, stop) not in cache:
         coordinates = pool.coordinates(request.view)
         labels = classes_under(critics.classes, pool.labels)
-        shards = []
-        for client in range(start, stop):
-            own, shard = pool.places_of(client), pool.shards[client]
-            slots = shard.whole_users() if by_user else shard.slots
-            shards.append((coordinates[own], labels[own], slots))
+        slots = pool.records(slice(None)).whole_users() if by_user else pool.slots
+        held = [pool.places_of(client) for client in range(start, stop)]
+        shards = [(coordinates[o], labels[o], None if slots is None else slots[o]) for o in held]
         cache[start, stop] = Parts.deal(shards, critics.training.critics, critics.classes)
     return cache[start, stop]
 

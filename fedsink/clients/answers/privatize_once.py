@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.answers.base import Answer, Neighbours, Task, check_classes
+from fedsink.clients.answers.base import Answer, Asked, Neighbours, Task, check_classes
 from fedsink.clients.owner.ledger.charge import Charge
 from fedsink.clients.owner.policy import Policy
 from fedsink.clients.records.shard import Shard
@@ -21,6 +21,7 @@ from fedsink.data.maps import PointBall
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import LOCAL_MECHANISMS, Stream
 from fedsink.privacy.adjacency import REPLACE_ONE
+from fedsink.privacy.randomness.noise import SideBySide
 from fedsink.protocol.packing import Packed, digest, pack
 from fedsink.protocol.privatize_once import (
     LocalPlan,
@@ -31,6 +32,8 @@ from fedsink.protocol.privatize_once import (
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
+
+    from fedsink.clients.records.pool import Pool
 
 LABELS = "randomized-response"
 
@@ -95,6 +98,17 @@ class PrivatizeOnceAnswer(Answer):
     def compute(self, task: Task) -> tuple[Tensor, Tensor]:
         """Returns all records, privatized."""
         return privatize(task.shard, self.plan, task.streams(round=0))
+
+    def upload(self, asked: Asked, pool: Pool) -> tuple[Tensor, Tensor]:
+        """Returns what `compute` returns for each of some clients side by side, in a simulation."""
+        shard = pool.shard(int(asked.places[0]), len(asked.places))
+        counts, request = pool.sizes(asked.places).numpy(), asked.digests[0]
+
+        def stream(purpose: str) -> SideBySide:
+            streams = asked.key.streams(purpose, asked.clients, round=0, request=request)
+            return SideBySide(streams, counts)
+
+        return privatize(shard, self.plan, stream)
 
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
         """Returns the requested chunk."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.labelled import LabelledData
-from fedsink.data.partition import partition
+from fedsink.data.partition import Deal, partition
 from fedsink.data.sources import load
 from fedsink.data.views import POINT_LIMIT, view_from_dict
 from fedsink.errors import ConfigError, DataError
@@ -153,8 +153,8 @@ def records_of(settings: NodeSettings, client: int) -> LabelledData:
 
 
 @lru_cache(maxsize=4)
-def deal(settings: NodeSettings) -> list[Tensor]:
-    """Deals a simulation's records out; returns each client's, as int64 indices."""
+def deal(settings: NodeSettings) -> Deal:
+    """Deals a simulation's records out."""
     if settings.partition is None:
         raise ConfigError("A simulation deals its records out to clients: name a partition.")
     records = load(settings.data)
@@ -165,5 +165,4 @@ def deal(settings: NodeSettings) -> list[Tensor]:
         settings.partition_seed,
         users=records.users,
     )
-    holders = settings.holders
-    return [held if client in holders else held[:0] for client, held in enumerate(shards)]
+    return shards if settings.keep is None else shards.only(settings.keep)

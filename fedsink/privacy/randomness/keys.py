@@ -11,13 +11,12 @@ import json
 import os
 import stat
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from fedsink.errors import PrivacyError
 from fedsink.files import write_once
-from fedsink.privacy.randomness.noise import Stream
+from fedsink.privacy.randomness.noise import Numbers, Stream, Streams
 from fedsink.privacy.randomness.secure import SecureStream
 from fedsink.values import read_json
 
@@ -62,19 +61,23 @@ class ReproducibleKey:
             raise PrivacyError(f"seed must be an integer ≥ 0, received {self.seed!r}.")
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
-        """Returns the stream of (seed, purpose, client, round).
+        """Returns the stream of (seed, purpose, client, round); see `streams`."""
+        return self._all(purpose, round).of(client)
+
+    def streams(
+        self, purpose: str, clients: Numbers, *, round: int, request: bytes = b""
+    ) -> Streams:
+        """Returns each client's stream.
 
         `request` is ignored: engines sum floats in different orders, so the same round's images
         differ in their last bits between engines, and noise bound to those bytes would differ
         altogether.
         """
-        return _seeded(self.seed, purpose).child(client, round)
+        return Streams(self._all(purpose, round), clients)
 
-
-@lru_cache(maxsize=64)
-def _seeded(seed: int, purpose: str) -> Stream:
-    """Returns the parent of all clients' and rounds' streams; nothing is drawn from it."""
-    return Stream(b"fedsink reproducible", seed, purpose)
+    def _all(self, purpose: str, round: int) -> Stream:
+        """Returns the parent of all clients' streams; nothing is drawn from it."""
+        return Stream(b"fedsink reproducible", self.seed, purpose, round)
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,17 @@ class SecretKey:
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
         """Returns the stream of exactly this `request`, bytes (at a node their digest)."""
+        return self._all(purpose, round, request).of(client)
+
+    def streams(
+        self, purpose: str, clients: Numbers, *, round: int, request: bytes = b""
+    ) -> Streams:
+        """Returns each client's stream of exactly this `request`."""
+        return Streams(self._all(purpose, round, request), clients)
+
+    def _all(self, purpose: str, round: int, request: bytes) -> Stream:
         digest = hashlib.sha256(request).digest()
-        return Stream(self.secret, "fedsink secret", self.run, purpose, client, round, digest)
+        return Stream(self.secret, "fedsink secret", self.run, purpose, round, digest)
 
     @classmethod
     def create(cls, path: str | Path, run: str) -> SecretKey:

@@ -1,11 +1,14 @@
 """Keyed randomness: every random number in fedsink is a function of a key and a context.
 
-A `Stream` expands ``key, context`` with SHAKE-256 into uniforms, normals, Laplace variates and
-permutations. There is no global state, so results do not depend on scheduling, and two clients
-can never share noise by being seeded alike.
+A `Stream` expands ``key, context`` with AES into uniforms, normals, Laplace variates and
+permutations; `Streams` are those of many clients, drawn from at once. There is no global state, so
+results do not depend on scheduling, and two clients can never share noise by being seeded alike.
 
 >>> stream = Stream(b"key", "noise", 3)
 >>> bool((stream.uniform(5) == Stream(b"key", "noise", 3).uniform(5)).all())
+True
+>>> both = Streams(stream, [7, 9])  # the same values as one by one
+>>> bool((uniforms(both, [1, 2])[1:] == stream.of(9).uniform(2)).all())
 True
 """
 
@@ -16,28 +19,29 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedsink.errors import PrivacyError
 
-_BLOCK_WORDS = 1 << 17  # hashlib refuses more than 2^29 bytes at once; 1 MiB blocks bound memory
+_AT_ONCE = 1 << 16  # blocks of two words; it bounds the memory and stays in the cache
+_CALL_BITS, _BLOCK_BITS = 24, 40
+
+Numbers = Sequence[int] | np.ndarray
 
 
 def _encode(item: str | int | bytes) -> bytes:
     """Returns type tag, length and content, so that no two contexts have one encoding."""
-    if type(item) is int:  # clients and rounds: few different values, used again and again
-        return _encode_int(item)
     if isinstance(item, bytes):
         tag, content = b"b", item
     elif isinstance(item, str):
         tag, content = b"s", item.encode()
     else:
         try:
-            return _encode_int(operator.index(item))
+            tag, content = b"i", str(operator.index(item)).encode()
         except TypeError:
             raise PrivacyError(
                 f"a stream's context is made of str, int and bytes, not {type(item).__name__}: "
@@ -46,27 +50,23 @@ def _encode(item: str | int | bytes) -> bytes:
     return tag + len(content).to_bytes(8, "big") + content
 
 
-@lru_cache(maxsize=1 << 16)
-def _encode_int(item: int) -> bytes:
-    content = str(item).encode()
-    return b"i" + len(content).to_bytes(8, "big") + content
-
-
 class Stream:
     """Deterministic random numbers for one key and one context.
 
-    Block i of call c is ``SHAKE-256(key ‖ context ‖ c ‖ i)``; items of the context have their
-    length before them, c and i a fixed one;
-    successive calls give fresh values. The variates are inverse-CDF transforms of uniforms in
-    double precision; they are not hardened against the floating-point attack of Mironov (2012),
-    "On significance of the least significant bits for differential privacy": real devices use
-    `SecureStream`.
+    Words 2b and 2b + 1 of call c are the block AES-256(K, n ‖ 2⁴⁰c + b), of little-endian words,
+    with the key K = SHAKE-256(key ‖ context); items of the context have their length before them.
+    n is 0, or k + 1 in the stream `of` client k: so the streams of all clients share a key, and
+    never a counter. Successive calls give fresh values. The variates are inverse-CDF transforms of
+    uniforms in double precision; they are not hardened against the floating-point attack of Mironov
+    (2012), "On significance of the least significant bits for differential privacy": real devices
+    use `SecureStream`.
 
     Guarantees:
         - The same key and context give the same values on every call sequence.
         - Threads that draw from one stream never get the same values.
         - Different keys or contexts give independent values, also where their texts
           concatenate alike.
+        - Different clients get independent values, the same ones whoever is drawn with them.
         - Uniforms lie strictly inside (0, 1), so no variate is infinite.
         - Normals have unit standard deviation and Laplace variates unit scale.
 
@@ -81,21 +81,30 @@ class Stream:
     def __init__(self, key: bytes, *context: str | int | bytes) -> None:
         if not isinstance(key, bytes) or not key:
             raise PrivacyError("a stream's key must be non-empty bytes: pass for example 32 bytes.")
-        self._prefix = _encode(key) + b"".join(map(_encode, context))
+        self._prefix, self._number = _encode(key) + b"".join(map(_encode, context)), 0
         self._calls = itertools.count()  # its next() is atomic, as += is not
 
     def child(self, *context: str | int | bytes) -> Stream:
         """Returns a fresh stream for this stream's context followed by `context`.
 
-        It does not depend on how many values were already drawn here. Raises PrivacyError for an
-        empty context, which would repeat this stream's own values.
+        It does not depend on how many values were already drawn here, and is of the same client.
+        Raises PrivacyError for an empty context, which would repeat this stream's own values.
         """
         if not context:
             raise PrivacyError("a child stream needs a context: name its purpose.")
-        child = Stream.__new__(Stream)
-        child._prefix = self._prefix + b"".join(map(_encode, context))
-        child._calls = itertools.count()
-        return child
+        return self._fresh(self._prefix + b"".join(map(_encode, context)), self._number)
+
+    def of(self, client: int) -> Stream:
+        """Returns the fresh stream of client 0 ≤ k < 2⁴⁰ under this stream's key and context."""
+        if self._number or not 0 <= client < 1 << 40:
+            raise PrivacyError(f"clients 0 to 2^40 - 1 have streams, not {client}.")
+        return self._fresh(self._prefix, int(client) + 1)
+
+    @staticmethod
+    def _fresh(prefix: bytes, number: int) -> Stream:
+        stream = Stream.__new__(Stream)
+        stream._prefix, stream._number, stream._calls = prefix, number, itertools.count()
+        return stream
 
     def uniform(self, *shape: int) -> torch.Tensor:
         """Returns uniform variates in the open interval (0, 1), float64, of this shape.
@@ -140,41 +149,152 @@ class Stream:
         return noised(values, scale, self.laplace(*values.shape))
 
     def _words(self, count: int) -> Iterator[np.ndarray]:
-        """Yields `count` uniform 64-bit words in blocks; one call takes one counter value."""
-        call = self._prefix + b"c" + next(self._calls).to_bytes(8, "big")
-        for block, start in enumerate(range(0, count, _BLOCK_WORDS)):
-            words = min(_BLOCK_WORDS, count - start)
-            digest = hashlib.shake_256(call + block.to_bytes(8, "big")).digest(8 * words)
-            yield np.frombuffer(digest, dtype="<u8")
+        """Yields `count` uniform 64-bit words in pieces; one call takes one counter value."""
+        return _words(self._prefix, next(self._calls), [self._number], [count])
 
 
-def uniforms(streams: Sequence[Stream], counts: Sequence[int]) -> torch.Tensor:
+class Streams:
+    """Fresh streams of some clients, under one or several streams' keys, drawn from at once.
+
+    Guarantees:
+        - Each client's values are those of its own stream, `parent.of(client)`.
+        - No value is drawn twice: neither by two calls, nor together and then one by one.
+    """
+
+    def __init__(self, parent: Stream, clients: Numbers) -> None:
+        self._parts = [(parent, np.asarray(clients, dtype=np.int64))]
+        self._calls = itertools.count()
+
+    @classmethod
+    def joined(cls, several: Sequence[Streams]) -> Streams:
+        """Returns the streams of all of these, from which nothing was drawn."""
+        streams = cls.__new__(cls)
+        streams._parts = [part for some in several for part in some._parts]
+        streams._calls = itertools.count()
+        return streams
+
+    def __len__(self) -> int:
+        return sum(len(clients) for _, clients in self._parts)
+
+    def child(self, *context: str | int | bytes) -> Streams:
+        """Returns the children of these streams."""
+        return Streams.joined([Streams(p.child(*context), clients) for p, clients in self._parts])
+
+    def each(self) -> list[Stream]:
+        """Returns the streams; from then on nothing is drawn from them together."""
+        if next(self._calls):
+            raise PrivacyError("these streams were drawn from together: their values are spent.")
+        self._calls = itertools.count(1 << _CALL_BITS)
+        return [parent.of(int(k)) for parent, clients in self._parts for k in clients]
+
+    def _words(self, counts: Numbers) -> Iterator[np.ndarray]:
+        """Yields the next `counts[i]` words of stream i, one stream after the other, in pieces."""
+        call, start = next(self._calls), 0
+        for parent, clients in self._parts:
+            some = counts[start : start + len(clients)]
+            yield from _words(parent._prefix, call, clients + 1, some)
+            start += len(clients)
+
+
+class SideBySide(Stream):
+    """Streams of several clients as one, for values that lie client by client in the first axis.
+
+    Guarantees:
+        - Each client's values are those of its own stream, whoever is drawn with it.
+        - A permutation moves no client's values to another one.
+
+    Args:
+        streams: one for each client.
+        counts: number of each client's rows.
+    """
+
+    def __init__(self, streams: Streams, counts: np.ndarray) -> None:
+        self._streams, self._counts = streams, counts
+
+    def child(self, *context: str | int | bytes) -> SideBySide:
+        """Returns the children of these streams."""
+        return SideBySide(self._streams.child(*context), self._counts)
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        """Returns uniforms of a shape whose first axis has the rows of all clients."""
+        return uniforms(self._streams, self._of(shape)).reshape(shape)
+
+    def permutation(self, n: int) -> torch.Tensor:
+        """Returns a uniform permutation of each client's own places."""
+        words = np.concatenate([np.empty(0, np.uint64), *self._streams._words(self._of((n,)))])
+        owners = np.repeat(np.arange(len(self._counts)), self._counts)
+        return torch.from_numpy(np.lexsort((words, owners)))
+
+    def _of(self, shape: tuple[int, ...]) -> np.ndarray:
+        if not shape or shape[0] != self._counts.sum():
+            raise PrivacyError(f"clients side by side have {self._counts.sum()} rows, not {shape}.")
+        return self._counts * prod(shape[1:])
+
+
+Several = Streams | Sequence[Stream]
+
+
+def _words(
+    prefix: bytes,
+    call: int,
+    numbers: Sequence[int] | np.ndarray,
+    counts: Sequence[int] | np.ndarray,
+) -> Iterator[np.ndarray]:
+    """Yields words of one call for each number, in pieces; see `Stream` for the counters."""
+    if call >> _CALL_BITS:
+        raise PrivacyError(f"a stream gives values {1 << _CALL_BITS} times: make a child of it.")
+    key = hashlib.shake_256(prefix).digest(32)
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    counts = np.asarray(counts, dtype=np.int64)
+    ends = ((counts + 1) // 2).cumsum()  # of each number's blocks among all of them
+    starts, odd = ends - (counts + 1) // 2, counts % 2 == 1
+    for low in range(0, int(ends[-1]) if len(ends) else 0, _AT_ONCE):
+        high = min(low + _AT_ONCE, int(ends[-1]))
+        first, last = np.searchsorted(ends, [low, high - 1], side="right")
+        here = slice(first, last + 1)
+        each = np.minimum(ends[here], high) - np.maximum(starts[here], low)
+        counters = np.empty((high - low, 2), dtype="<u8")
+        counters[:, 0] = np.repeat(np.asarray(numbers)[here], each)
+        counters[:, 1] = np.arange(low, high) - np.repeat(starts[here], each)
+        counters[:, 1] |= call << _BLOCK_BITS
+        words = np.frombuffer(cipher.update(counters.tobytes()), dtype="<u8")
+        halves = ends[here][odd[here]]
+        unused = 2 * (halves[halves <= high] - low) - 1  # second words of odd counts' last blocks
+        yield np.delete(words, unused) if unused.size else words
+
+
+def uniforms(streams: Several, counts: Numbers) -> torch.Tensor:
     """Returns the next `counts[i]` uniforms of stream i, one stream after the other, float64.
 
     Equals `stream.uniform(count)` of each stream, at a cost per value only.
     """
-    out = np.empty(sum(counts), dtype=np.float64)
+    pieces: Iterator[np.ndarray]
+    if isinstance(streams, Streams):
+        pieces = streams._words(counts)
+    else:
+        pairs = zip(streams, counts, strict=True)
+        pieces = itertools.chain.from_iterable(s._words(count) for s, count in pairs)
+    out = np.empty(int(np.sum(counts)), dtype=np.float64)
     start = 0
-    for stream, count in zip(streams, counts, strict=True):
-        for words in stream._words(count):
-            out[start : start + words.size] = words >> np.uint64(12)
-            start += words.size
+    for words in pieces:
+        out[start : start + words.size] = words >> np.uint64(12)
+        start += words.size
     out += 0.5
     out *= 2.0**-52
     return torch.from_numpy(out)
 
 
-def integers_each(streams: Sequence[Stream], size: int, scale: float) -> torch.Tensor:
+def integers_each(streams: Several, size: int, scale: float) -> torch.Tensor:
     """Returns `stream.integers(size, scale)` of each stream, (len(streams), size) int64."""
-    if any(type(stream) is not Stream for stream in streams):  # which override the noise
+    if not isinstance(streams, Streams) and any(type(s) is not Stream for s in streams):
         return torch.stack([stream.integers(size, scale) for stream in streams])
     drawn = torch.special.ndtri(uniforms(streams, [2 * size] * len(streams)))
     return discrete_gaussian(drawn.reshape(-1, 2, size).transpose(0, 1), scale)
 
 
-def add_gaussian_each(streams: Sequence[Stream], values: torch.Tensor, std: float) -> torch.Tensor:
+def add_gaussian_each(streams: Several, values: torch.Tensor, std: float) -> torch.Tensor:
     """Returns `stream.add_gaussian(row, std)` of each row of `values` and its own stream."""
-    if any(type(stream) is not Stream for stream in streams):  # which override the noise
+    if not isinstance(streams, Streams) and any(type(s) is not Stream for s in streams):
         rows = [s.add_gaussian(row, std) for s, row in zip(streams, values, strict=True)]
         return torch.stack(rows)
     counts = [values[0].numel()] * len(streams) if len(streams) else []

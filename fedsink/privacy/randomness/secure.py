@@ -49,8 +49,8 @@ class SecureStream(Stream):
     - OpenDP's conversion to float64 and ours to float32 see the noised value only:
       post-processing.
 
-    Uniforms, permutations, `normal` and `laplace` come from SHAKE-256 under 32 fresh bytes of
-    the operating system for every call. They decide samples, orders and randomized response,
+    Uniforms, permutations, `normal` and `laplace` come from AES under 32 fresh bytes of the
+    operating system for every call. They decide samples, orders and randomized response,
     whose laws have finitely many outcomes, so that there are no low bits to read; but they are
     multiples of 2⁻⁵²: the chance that a record is sampled is within 2⁻⁵² of q, two of n words tie
     with probability below n²·2⁻⁶⁵, and randomized response is off its ε by at most

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from flwr.app import Error, Message, RecordDict
 
-from fedsink.clients.node import grant, keep_states
+from fedsink.clients.answers.registry import find_answer
+from fedsink.clients.node import grant, keep_states, open_node
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.labelled import LabelledData
@@ -30,8 +31,9 @@ from fedsink.data.spec import DataSpec
 from fedsink.environment import ray_is_connected
 from fedsink.errors import ClientError, FedsinkError, PrivacyError
 from fedsink.privacy import SecretKey
-from fedsink.protocol.exchange import Content, Exchange
-from fedsink.protocol.tree_sum import BLOCK
+from fedsink.protocol.exchange import Content, Exchange, Uploads
+from fedsink.protocol.failure_codes import failure_code
+from fedsink.protocol.tree_sum import BLOCK, summed_block
 from fedsink.simulation.grid import (
     NO_REPLIES,
     PartialSum,
@@ -93,7 +95,7 @@ class RayGrid(SimulationGrid):
         self._admission: DriverAdmission | None = None
         records = None
         try:
-            self._batched = host(settings).batched
+            self.batched = host(settings).batched
             joined = address is not None or len(self._ray.nodes()) > 1
             if joined:  # no path of this disk is for other machines
                 if settings.seed is None:
@@ -139,11 +141,8 @@ class RayGrid(SimulationGrid):
             Message(answer, reply_to=messages[place]) for part in answered for place, answer in part
         ]
 
-    def adds_up(self, message_type: str) -> bool:
-        return self._batched is not None and self._batched.handles(message_type)
-
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
-        block = BLOCK if self._batched is None else self._batched.block
+        block = BLOCK if self.batched is None else self.batched.block
         shares = divide(exchange, len(self.cohorts), block)
         contents = [broadcast.content.payload for broadcast in exchange.broadcasts]
         passes = [] if self._admission is None else self._admission.admit(exchange)
@@ -160,6 +159,21 @@ class RayGrid(SimulationGrid):
                     of_cohort[portion.place] = PartialSum(tensors, counted, failures)
                 partial_sums.append(of_cohort)
         return partial_sums
+
+    def uploaded(self, exchange: Exchange) -> Uploads:
+        [broadcast] = exchange.broadcasts
+        shares = divide(exchange, len(self.cohorts), summed_block(self.clients))
+        passes = [] if self._admission is None else self._admission.admit(exchange)
+        question = Question([broadcast.content.payload], passes)
+        parts = [
+            part
+            for answered in self.cohorts.ask("upload", question, shares, exchange.message_type)
+            for part in answered
+        ]
+        failures = {client: code for _, _, failed in parts for client, code in failed.items()}
+        arrays = zip(*(arrays for arrays, _, _ in parts if arrays), strict=True)
+        tensors = [torch.from_numpy(np.concatenate(each)) for each in arrays]
+        return Uploads(tensors, sum(clients for _, clients, _ in parts), failures)
 
     def keep(self, round: int) -> None:
         self.cohorts.ask("keep", Question([], []), [[round] for _ in range(len(self.cohorts))])
@@ -185,7 +199,8 @@ class DriverAdmission:
 
     def __init__(self, settings: NodeSettings) -> None:
         key = SecretKey.load(self.lendable(settings))
-        self._clients = NodeCohort(replace(settings, device="cpu"))  # they compute nothing here
+        self._settings = replace(settings, device="cpu")  # clients compute nothing here
+        self._cohort = NodeCohort(self._settings)
         # Of the cohorts: with the key, and without a path of this disk.
         self.settings = replace(settings, lent=key, key_file=None, ledger=None)
 
@@ -201,26 +216,27 @@ class DriverAdmission:
         return settings.key_file
 
     def admit(self, exchange: Exchange) -> list[bytes]:
-        """Charges a round of broadcasts; returns the passes of the admitted clients."""
+        """Charges a round of broadcasts; returns the passes of those that are admitted."""
         return [
             digest
             for broadcast in exchange.broadcasts
-            for digest in self._clients.admit(
-                exchange.message_type, broadcast.content, list(broadcast.nodes)
+            for digest in self._cohort.admit(
+                exchange.message_type, broadcast.content, broadcast.clients
             )
         ]
 
     def admit_each(self, messages: Sequence[Message]) -> list[bytes]:
         """Charges single messages; returns the passes of the admitted clients."""
-        return [
-            digest
-            for message in messages
-            for digest in self._clients.admit(
-                message.metadata.message_type,
-                Content.received(message.content),
-                [client_of(message.metadata.dst_node_id)],
-            )
-        ]
+        passes: list[bytes] = []
+        for message in messages:
+            client, kind = client_of(message.metadata.dst_node_id), message.metadata.message_type
+            try:
+                answer = find_answer(kind, None).read(message.content, None)
+                node = open_node(self._settings, client)
+                passes += node.admit(answer, answer.digest(message.content)).digests
+            except Exception as error:  # a refused one has no pass
+                failure_code(error, client)
+        return passes
 
 
 def cohort_of(host: Callable[[Any], Hosted], settings: Any) -> Cohort:
@@ -293,6 +309,14 @@ class Actor:
             ([(block, values.numpy()) for block, values in p.sums], p.clients, p.failures)
             for p in self._cohort.add_up(message_type, received, portions)
         ]
+
+    def upload(self, said: bytes, portions: Sequence[Portion], message_type: str) -> list[Any]:
+        """Uploads the records of portions of one broadcast: the values of `Uploads` for each."""
+        question: Question = pickle.loads(said)
+        grant(question.passes)
+        [content] = map(Content.received, question.contents)
+        found = self._cohort.upload(message_type, content, [p.clients for p in portions])
+        return [([t.numpy() for t in u.tensors], u.clients, u.failures) for u in found]
 
 
 class _LostError(Exception):

@@ -37,7 +37,7 @@ from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.clips import Clip
 from fedsink.privacy.integer_gaussian import FixedPoint, IntegerGaussian
 from fedsink.privacy.sampling import Schedule
-from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction, Sum
+from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction, Sum, connected
 from fedsink.protocol.requests import UNNAMED, CentralRequest, pack_replies, unpack_replies
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.secagg.graph import two_thirds
@@ -221,11 +221,6 @@ class CentralSettings(StrategySettings):
             tolerate_dropouts=spared,
         )
         return tuple(replace(largest, parts=m - spared) for m in cohorts)
-
-    @property
-    def sums_totals(self) -> bool:
-        shared = bool(self.integers) and all(one.parts > 1 for one in self.integers)
-        return shared and self.plan.clip.per_record
 
     def noise_of(self, client: int) -> tuple[int, FixedPoint | None]:
         """Returns t′ and the fixed point of a request to a client; (1, None): the whole noise."""
@@ -452,8 +447,10 @@ class CentralRounds(RoundStrategy):
         """
         if isinstance(replies, Reduction):
             sums = self._decoded(_reduced(broadcasts, replies, task))
-            present = {client for b in broadcasts.values() for client in b.nodes}
-            self.note_absent(sorted({*expected} - present | {*replies.absent}))
+            absent = {*replies.absent}
+            if sum(len(b.nodes) for b in broadcasts.values()) < len(expected):
+                absent |= {*expected}.difference(*(b.nodes for b in broadcasts.values()))
+            self.note_absent(sorted(absent))
             return sums
         shapes = {client: b.shape for b in broadcasts.values() for client in b.nodes}
 
@@ -512,7 +509,7 @@ class CentralStrategy(CentralRounds):
     """
 
     _asked: tuple[CentralRequest, Broadcast] | None = None  # in the round under way
-    _turn: Sequence[int] = ()  # clients that it is for
+    _turn = range(0)  # clients that it is for
 
     @abstractmethod
     def request(self, round: int, **common: Any) -> CentralRequest:
@@ -552,9 +549,8 @@ class CentralStrategy(CentralRounds):
                 "which is not accounted for."
             )
         settings, schedule = self.settings, self.settings.plan.schedule
-        self._turn = [k for k in range(self.clients) if schedule.answers(k, server_round)]
-        found = self.discover(grid)
-        nodes = {client: found[client] for client in self._turn if client in found}
+        self._turn = schedule.turn(server_round, self.clients)
+        nodes = connected(self.discover(grid), self._turn)
         needed = self.quorum.of(len(self._turn))
         if len(nodes) < needed:
             raise ClientError(
@@ -607,10 +603,10 @@ def _reduced(
         raise failure(code, task, f"client {client}")
     sums, absent = {}, set(reduction.absent)
     for (key, broadcast), part in zip(broadcasts.items(), reduction.sums, strict=True):
-        present = broadcast.nodes.keys() - absent
+        present = len(broadcast.nodes) - sum(client in broadcast.nodes for client in absent)
         if part is None and not present:
             continue
-        if part is None or part.clients != len(present) or part.clients < broadcast.noise_parts:
+        if part is None or part.clients != present or part.clients < broadcast.noise_parts:
             raise ClientError(f"While {task}, not every client's answer was added up.")
         sums[key] = part
     return sums

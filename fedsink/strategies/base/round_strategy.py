@@ -22,7 +22,7 @@ from fedsink.configuration import Configuration
 from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol.exchange import Roster
+from fedsink.protocol.exchange import Nodes, Roster
 from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.signing import identity_query, stated_client
 from fedsink.values import is_number
@@ -79,6 +79,7 @@ class StrategySettings(ABC):
         mode: the privacy model, "central" or "ldp".
         title: shown beside the progress.
         remembers: whether clients keep a state from message to message.
+        computes_sums: whether a simulation may draw the noise of a sum of replies once.
         many_clients: so many answers a round are worth sharing among processes (`engine=auto`).
         leaves: what a client's reply holds, in words.
         plan: what is done to records.
@@ -91,6 +92,7 @@ class StrategySettings(ABC):
     mode: ClassVar[str]
     title: ClassVar[str]
     remembers: ClassVar[bool] = False
+    computes_sums: ClassVar[bool] = False
     many_clients: ClassVar[float] = math.inf
     leaves: ClassVar[str] = "what its method sends"
 
@@ -150,11 +152,6 @@ class StrategySettings(ABC):
             None where the method does not say.
         """
         return None
-
-    @property
-    def sums_totals(self) -> bool:
-        """True if the totals of all clients make one sum before noise that they share is added."""
-        return False
 
     def rounds_asked(self, client: int, rounds: int) -> int:
         """Returns the number of rounds that a client is asked for in the first `rounds` rounds."""
@@ -221,7 +218,7 @@ class RoundStrategy(Strategy):
         self.missed: dict[int, int] = {}
         self.void = 0
         self._roster: Mapping[int, int] = {}
-        self._nodes: dict[int, int] = {}
+        self._nodes: Mapping[int, int] = {}
 
     @property
     def messages(self) -> int:
@@ -233,7 +230,7 @@ class RoundStrategy(Strategy):
         """Number of exchanges of messages done."""
         return -(-self.round // self.rounds_per_message)
 
-    def discover(self, grid: Grid) -> dict[int, int]:
+    def discover(self, grid: Grid) -> Mapping[int, int]:
         """Returns client → node, in client order; asks every node if the grid has no roster.
 
         Raises:
@@ -253,7 +250,8 @@ class RoundStrategy(Strategy):
                 raise ClientError(
                     f"Expected the clients 0 to {self.clients - 1}, found {len(found)} of them."
                 )
-            self._roster, self._nodes = found, dict(sorted(found.items()))
+            self._roster = found
+            self._nodes = found if isinstance(found, Nodes) else dict(sorted(found.items()))
         return self._nodes
 
     def _ask_every_node(self, grid: Grid) -> dict[int, int]:

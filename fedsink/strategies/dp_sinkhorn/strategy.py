@@ -18,7 +18,7 @@ private records: the steps after it are post-processing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -35,7 +35,7 @@ from fedsink.models import Generator
 from fedsink.privacy import ClassSchedule, JointSchedule
 from fedsink.privacy.clips import CLIPS, ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import GradientRequest, Objective, checked, packed_requests
-from fedsink.protocol.exchange import Broadcast, Content, Exchange
+from fedsink.protocol.exchange import Broadcast, Content, Exchange, connected
 from fedsink.strategies.base.central_statement import SampleOfRecords
 from fedsink.strategies.base.central_strategy import (
     CentralRounds,
@@ -68,6 +68,7 @@ class DPSinkhornSettings(CentralSettings):
         "Poisson-subsampled Gaussian on clipped gradients of the generated images"
     )
     leaves: ClassVar[str] = "clipped, noised gradients of generated records"
+    computes_sums: ClassVar[bool] = True
 
     objective: Objective
     self_term: SelfTermSettings
@@ -158,7 +159,9 @@ class DPSinkhornSettings(CentralSettings):
         """The noise variance of a reply, averaged over the clients."""
         if not self.integers:
             return self.plan.noise_std**2
-        return sum(self.noise_std(client) ** 2 for client in range(self.clients)) / self.clients
+        some = range(min(self.clients, self.plan.schedule.cohorts))  # one of each cohort
+        total = sum(self.noise_std(client) ** 2 * len(self.cohort(client)) for client in some)
+        return total / self.clients
 
     @cached_property
     def layout(self) -> Layout:
@@ -248,13 +251,12 @@ class DPSinkhornStrategy(CentralRounds):
 
         # Step 3, asked for. Clients asked about the same classes are one cohort: they share one
         # content, their replies are added up, and so is the noise in them.
-        cohorts: dict[Labels, dict[int, int]] = {}
-        for client, node in nodes.items():
-            labels = tuple(self.layout.label(client, rows.round) for rows in self._rounds)
-            cohorts.setdefault(labels, {})[client] = node
-        self._broadcasts = {
-            labels: self._broadcast(labels, members) for labels, members in cohorts.items()
-        }
+        self._broadcasts = {}
+        for client in range(min(self.clients, self.settings.plan.schedule.cohorts)):
+            members = connected(nodes, self.settings.cohort(client))
+            if members:
+                labels = tuple(self.layout.label(client, rows.round) for rows in self._rounds)
+                self._broadcasts[labels] = self._broadcast(labels, members)
         needed = self.quorum.of(self.clients)
         broadcasts, following = list(self._broadcasts.values()), self.announced(server_round + 1)
         return Exchange(self.message_type, str(server_round), broadcasts, needed, following)
@@ -341,7 +343,7 @@ class DPSinkhornStrategy(CentralRounds):
         z = self._latents("history", number, kinds)
         return self._forward(z, labels.flatten()).unflatten(0, labels.shape)
 
-    def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
+    def _broadcast(self, labels: Labels, members: Mapping[int, int]) -> Broadcast:
         """Returns the requests about `labels` for a cohort, client → node."""
         client = next(iter(members))
         requests = [

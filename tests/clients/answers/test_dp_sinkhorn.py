@@ -400,7 +400,8 @@ def test_cohort_and_fixed_capacity_agree_with_it(
     request = make_request(**COST)
     nodes = [Node(settings, client) for client in range(3)]
     samples = [Stream(b"k", "sample", client) for client in range(3)]
-    together = client_totals([request] * 3, Pool([n.shard for n in nodes]), slice(0, 3), samples)
+    pool = Pool([node.shard for node in nodes])
+    together = client_totals([request], pool, [torch.arange(3)], samples)
     fixed = replace(request, plan=replace(request.plan, capacity=40, nominal_records=61))
     for node, total, sample in zip(nodes, together, samples, strict=True):
         alone = expected(request, node)

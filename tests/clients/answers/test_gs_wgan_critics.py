@@ -322,7 +322,7 @@ def test_no_record_moves_another_critic(change, critic, training):
 
 
 def test_rows_of_classes_that_a_part_lacks_are_zero():
-    records, labels, slots = shard()
+    records, labels, slots = shard(40)
     kept = (labels == 1) & (slots % CRITICS == 2)
     total, _ = totals([(records[kept], labels[kept], slots[kept])])
     assert bool((total[0, message().row_labels != 1] == 0).all())

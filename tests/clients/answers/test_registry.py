@@ -109,9 +109,9 @@ class Counts(BatchedAnswer):
         return self.request.bins == other.request.bins
 
     @classmethod
-    def compute_each(cls, answers, tasks, pool, clients):
-        pairs = zip(answers, tasks, strict=True)
-        return torch.stack([answer.noised_counts(task)[None] for answer, task in pairs])
+    def compute_each(cls, asked, pool, *, summed):
+        each = [(some.answer, task) for some in asked for task in some.tasks(pool)]
+        return torch.stack([answer.noised_counts(task)[None] for answer, task in each])
 
 
 class Tiny(Mlp):
@@ -274,7 +274,7 @@ def test_a_cohort_computes_installed_batched_answers_at_once(
         assert torch.equal(reply, alone["counts"][None])
     bad = Content(None, lambda: pack({"bins": 3}, {}))
     ((_, answers),) = cohort.answers("train.counts", [bad], [range(3)])
-    assert answers.failures == dict.fromkeys(range(3), MALFORMED)
+    assert answers.failures == {0: MALFORMED}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedsink.clients.answers.central import central_charge
+from fedsink.clients.answers.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node, close_nodes, grant
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
@@ -29,6 +30,7 @@ from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, SecretKey
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.protocol.dp_sinkhorn import Objective
 from fedsink.protocol.exchange import Content
+from fedsink.protocol.failure_codes import REFUSED
 
 from ...support.requests import GRID, gradient_request, pack_requests, plan_of
 from ...support.tiny import CLASSES, tiny_clients, with_secret_key
@@ -135,9 +137,13 @@ def message(round: int = 1, run: str = "run") -> RecordDict:
 
 
 def admitted(settings: NodeSettings, record: RecordDict, clients: list[int]) -> list[bytes]:
-    """The passes for one message to some clients."""
-    content = Content(None, lambda: record)
-    return NodeCohort(settings).admit("train.dp_sinkhorn", content, clients)
+    """The passes for one message to some clients, each by itself."""
+    answer = DPSinkhornAnswer.read(record, None)
+    return [
+        digest
+        for client in clients
+        for digest in Node(settings, client).admit(answer, answer.digest(record)).digests
+    ]
 
 
 def answer(settings: NodeSettings, client: int, record: RecordDict) -> RecordDict:
@@ -203,29 +209,41 @@ def test_other_records_than_those_that_were_charged_are_not_answered_about(
         answer(replace(there, partition_seed=1), 0, message())
 
 
-def test_admitting_charges_each_client_once_and_computes_nothing(
-    here: NodeSettings, monkeypatch: pytest.MonkeyPatch
+def test_a_cohort_is_admitted_and_charged_at_once(
+    here: NodeSettings, there: NodeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compute(*arguments: Any) -> None:
-        raise AssertionError
+    kind, content = "train.dp_sinkhorn", Content(None, message)
+    lent, own = NodeCohort(there), NodeCohort(here)
 
-    monkeypatch.setattr("fedsink.clients.answers.dp_sinkhorn.DPSinkhornAnswer.compute", compute)
-    monkeypatch.setattr(
-        "fedsink.clients.answers.dp_sinkhorn.DPSinkhornAnswer.compute_each", compute
-    )
-    assert admitted(here, message(), [0, 1]) == admitted(here, message(), [0, 1])
+    def refuse(*arguments: Any, **more: Any) -> None:
+        raise AssertionError("something is computed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPSinkhornAnswer, "compute_each", refuse)
+        passes = own.admit(kind, content, range(3))
+        assert own.admit(kind, content, range(3)) == passes
+        [(_, answers)] = lent.answers(kind, [content], [range(3)])
+        assert (answers.failures, len(answers.replies)) == ({0: REFUSED}, 0)  # without a pass
+    assert len(passes) == 1
+    grant(passes)
+    [(_, far)], [(_, near)] = (c.answers(kind, [content], [range(3)]) for c in (lent, own))
+    assert list(far.clients) == [0, 1, 2]
+    assert torch.equal(far.replies, near.replies)
+    [(_, answers)] = lent.answers(kind, [Content(None, lambda: message(2))], [range(3)])
+    assert answers.failures == {0: REFUSED}
     assert here.ledger is not None
     close_nodes()
     with sqlite3.connect(here.ledger) as database:
         claims = "SELECT count(*), count(DISTINCT digest) FROM claims"
-        assert database.execute(claims).fetchone() == (2, 2)
+        assert database.execute(claims).fetchone() == (1, 1)
 
 
-def test_what_a_client_refuses_gets_no_pass(here: NodeSettings) -> None:
-    other = pack_requests([gradient_request(plan_of(), OBJECTIVE, run="run", rows=5)])
-    assert admitted(here, message(), [0])
-    assert admitted(here, other, [0]) == []  # the round is taken
-    assert NodeCohort(here).admit("train.nothing", Content(None, message), [0]) == []
+def test_what_is_refused_gets_no_pass(here: NodeSettings) -> None:
+    cohort, other = NodeCohort(here), gradient_request(plan_of(), OBJECTIVE, run="run", rows=5)
+    content = Content.received(pack_requests([other]))
+    assert cohort.admit("train.dp_sinkhorn", Content(None, message), [0])
+    assert cohort.admit("train.dp_sinkhorn", content, [0]) == []  # the round is taken
+    assert cohort.admit("train.nothing", Content(None, message), [0]) == []
 
 
 @pytest.mark.parametrize("more", ["seed", "key_file", "ledger", "noise"])

@@ -9,16 +9,20 @@ import time
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from scipy.special import log_ndtr
 
 from fedsink.errors import PrivacyError
+from fedsink.privacy.randomness import noise
 from fedsink.privacy.randomness.noise import (
-    _BLOCK_WORDS,
     SMOOTHING,
+    SideBySide,
     Stream,
+    Streams,
     discrete_gaussian,
     integers_each,
+    uniforms,
 )
 from fedsink.privacy.randomness.secure import SecureStream
 
@@ -34,14 +38,102 @@ def test_same_key_and_context_give_the_same_values_on_every_call_sequence():
         assert torch.equal(first, second)
 
 
-def test_values_are_the_documented_hash_expansion():
+@pytest.mark.parametrize("client", [None, 0, 7, 2**40 - 1])
+def test_values_are_the_documented_expansion(client: int | None) -> None:
     prefix = b"".join(
         tag + len(text).to_bytes(8, "big") + text for tag, text in [(b"b", b"key"), (b"s", b"a")]
     )
-    digest = hashlib.shake_256(prefix + b"c" + bytes(8) + bytes(8)).digest(16)
-    words = [int.from_bytes(digest[i : i + 8], "little") for i in (0, 8)]
+    stream, number = Stream(b"key", "a"), 0
+    if client is not None:
+        stream, number = stream.of(client), client + 1
+    stream.uniform(3)
+    counter = number.to_bytes(8, "little") + (1 << 40).to_bytes(8, "little")  # of the second call
+    key = algorithms.AES(hashlib.shake_256(prefix).digest(32))
+    block = Cipher(key, modes.ECB()).encryptor().update(counter)
+    words = [int.from_bytes(block[i : i + 8], "little") for i in (0, 8)]
     expected = torch.tensor([((word >> 12) + 0.5) / 2**52 for word in words], dtype=torch.float64)
-    assert torch.equal(Stream(b"key", "a").uniform(2), expected)
+    assert torch.equal(stream.uniform(2), expected)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7, 1 << 16])
+def test_streams_give_each_client_its_own_values_whoever_is_drawn_with_it(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise, "_AT_ONCE", at_once)
+    one, two = Stream(b"key", "a"), Stream(b"key", "b")
+    clients, counts = [5, 0, 2**40 - 1, 7, 4, 100], [3, 0, 1, 12, 1, 4]
+    for streams, own in (
+        (Streams(one, clients), [one.of(k) for k in clients]),
+        (
+            Streams.joined([Streams(one, clients[:2]), Streams(two, clients[2:])]),
+            [one.of(k) for k in clients[:2]] + [two.of(k) for k in clients[2:]],
+        ),
+    ):
+        assert len(streams) == len(own)
+        for _ in range(2):  # calls
+            expected = [stream.uniform(n) for stream, n in zip(own, counts, strict=True)]
+            assert torch.equal(uniforms(streams, counts), torch.cat(expected))
+    assert uniforms(Streams(one, []), []).shape == (0,)
+
+
+def test_clients_side_by_side_have_the_values_of_their_own_streams() -> None:
+    parent, clients, counts = Stream(b"key"), [4, 0, 9], np.array([3, 0, 2])
+    together = SideBySide(Streams(parent, clients), counts)
+    own = [parent.of(k) for k in clients]
+    for draw in (
+        lambda stream, n: stream.uniform(n, 3),
+        lambda stream, n: stream.laplace(n),
+        lambda stream, n: stream.add_gaussian(torch.ones(n, 2), 2.0),
+        lambda stream, n: stream.child("labels").uniform(n),
+    ):
+        each = [draw(stream, int(n)) for stream, n in zip(own, counts, strict=True)]
+        assert torch.equal(draw(together, 5), torch.cat(each))
+    order = SideBySide(Streams(parent, clients), counts).permutation(5)
+    first, _, last = (
+        parent.of(k).permutation(int(n)) for k, n in zip(clients, counts, strict=True)
+    )
+    assert torch.equal(order, torch.cat([first, 3 + last]))
+    with pytest.raises(PrivacyError, match=r"side by side have 5 rows, not \(2, 5\)"):
+        together.normal(2, 5)
+
+
+def test_no_value_is_drawn_together_and_one_by_one() -> None:
+    streams = Streams(Stream(b"key"), [3, 1])
+    assert torch.equal(streams.each()[1].uniform(2), Stream(b"key").of(1).uniform(2))
+    for again in (streams.each, lambda: uniforms(streams, [1, 1])):
+        with pytest.raises(PrivacyError):
+            again()
+    drawn = Streams(Stream(b"key"), [3, 1])
+    uniforms(drawn, [1, 1])
+    with pytest.raises(PrivacyError, match="their values are spent"):
+        drawn.each()
+
+
+def test_no_two_clients_share_a_value_with_each_other_or_with_their_parent() -> None:
+    parent = Stream(b"key", "a")
+    drawn = [
+        *uniforms(Streams(parent, range(2000)), [3] * 2000).tolist(),
+        *parent.uniform(4000).tolist(),
+        *parent.of(2000).child("b").uniform(10).tolist(),
+        *parent.child("b").uniform(10).tolist(),
+    ]
+    assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("client", [-1, 2**40])
+def test_a_client_beyond_the_counters_is_refused(client: int) -> None:
+    with pytest.raises(PrivacyError, match=f"have streams, not {client}"):
+        Stream(b"key").of(client)
+    with pytest.raises(PrivacyError, match="streams, not 3"):
+        Stream(b"key").of(3).of(3)
+
+
+def test_a_stream_ends_before_its_counters_repeat() -> None:
+    stream = Stream(b"key")
+    stream._calls = itertools.count(2**24 - 1)
+    stream.uniform(1)
+    with pytest.raises(PrivacyError, match="make a child of it"):
+        stream.uniform(1)
 
 
 def test_successive_calls_are_fresh():
@@ -110,8 +202,8 @@ def test_threads_that_draw_from_one_stream_never_get_the_same_values():
     assert len(drawn) == len(set(drawn)) == 200
 
 
-def test_blocks_join_without_repeats_and_a_longer_draw_extends_a_shorter_one():
-    n = _BLOCK_WORDS + 1000
+def test_pieces_join_without_repeats_and_a_longer_draw_extends_a_shorter_one():
+    n = 2 * noise._AT_ONCE + 1001
     long = Stream(b"key").uniform(n)
     assert torch.equal(Stream(b"key").uniform(500), long[:500])
     assert long.unique().numel() == n

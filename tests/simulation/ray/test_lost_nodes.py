@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsink.errors import ClientError
@@ -25,6 +26,22 @@ _RUN = (
     *("seed=5", "clients=5", "rounds=12", "strategy.schedule=joint"),
     *("report.pictures=0", "report.html=false"),
 )
+_PHONES = 100_000
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """Five clients; with the parameter "phones" very many, of one record each."""
+    if getattr(request, "param", None) is None:
+        return _RUN
+    random, data = np.random.default_rng(0), tmp_path / "phones"
+    data.mkdir()
+    for split, size in (("train", _PHONES), ("test", 100)):
+        pictures = random.integers(0, 256, (size, 1, 8, 8), dtype=np.uint8)
+        np.savez(data / f"{split}.npz", x=pictures, y=np.arange(size) % 2)
+    facts = ("shape=[1,8,8]", "classes=[a,b]", f"nominal_records={_PHONES}", f"root={data}")
+    described = ("data=npz", *(f"data.{fact}" for fact in facts))
+    return (*_RUN, *described, f"clients={_PHONES}", "rate=0.01", "strategy.rows=20")
 
 
 @pytest.fixture
@@ -35,14 +52,16 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def expected(composed: Compose, tmp_path: Path) -> bytes:
+def expected(composed: Compose, tmp_path: Path, run: tuple[str, ...]) -> bytes:
     """The generator of the same run in one process."""
-    return weights(start(composed(*_RUN, "engine=local"), tmp_path / "local"))
+    return weights(start(composed(*run, "engine=local"), tmp_path / "local"))
 
 
-def cluster_run(composed: Compose, nodes: Nodes, *more: str) -> dict[str, Any]:
+def cluster_run(
+    composed: Compose, nodes: Nodes, *more: str, run: tuple[str, ...] = _RUN
+) -> dict[str, Any]:
     engine = ("engine=ray", f"engine.address={nodes.address}")
-    return composed(*_RUN, *engine, *more, small=False)
+    return composed(*run, *engine, *more, small=False)
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, acts: dict[int, Callable[[], object]]) -> None:
@@ -56,10 +75,12 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, acts: dict[int, Callable[[], obje
     monkeypatch.setattr(RunFolder, "log", logged)
 
 
+@pytest.mark.parametrize("run", [pytest.param(None, id="five"), "phones"], indirect=True)
 def test_the_clients_of_a_lost_node_go_on_at_one_that_joins_later(
     nodes: Nodes,
     composed: Compose,
     tmp_path: Path,
+    run: tuple[str, ...],
     expected: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -72,7 +93,7 @@ def test_the_clients_of_a_lost_node_go_on_at_one_that_joins_later(
         later.start()
 
     meanwhile(monkeypatch, {4: power_cut})
-    folder = start(cluster_run(composed, nodes), tmp_path / "run")
+    folder = start(cluster_run(composed, nodes, run=run), tmp_path / "run")
     assert later.finished.is_set()
     assert weights(folder) == expected
 

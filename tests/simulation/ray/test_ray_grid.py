@@ -144,19 +144,23 @@ def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any],
         hosted = fedsink_apps(settings)
         batched: Any = hosted.batched
 
+        answered = 0
+
+        def computed(answer: Any) -> Any:
+            nonlocal answered
+            answered += 1  # charged and computed, but not on its way
+            if answered > after and marker.exists():
+                act()
+            return answer
+
         class Dying:
-            handles = batched.handles
-            block = batched.block
-            answered = 0
+            handles, uploads, block = batched.handles, batched.uploads, batched.block
 
-            def answers(self, message_type: str, contents: Any, clients: Any) -> Any:
-                for answers in batched.answers(message_type, contents, clients):
-                    self.answered += 1  # charged and computed, but not on its way
-                    if self.answered > after and marker.exists():
-                        act()
-                    yield answers
+            def answers(self, *asked: Any) -> Any:
+                return map(computed, batched.answers(*asked))
 
-        return Hosted(hosted.app, Dying())
+        app: Any = lambda message, context: computed(hosted.app(message, context))  # noqa: E731
+        return Hosted(app, Dying())
 
     return host
 
@@ -190,7 +194,8 @@ def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
             for name in ("still", "killed")
         ]
     marker = tmp_path / "marker"
-    still = _run(settings, LocalGrid(client_app(nodes[0]), _CLIENTS), tmp_path / "still")
+    local = LocalGrid(client_app(nodes[0]), _CLIENTS, batched=NodeCohort(nodes[0]))
+    still = _run(settings, local, tmp_path / "still")
     grid = make_grid(nodes[1], actors=2, host=_killed(marker, 5, once=True))
     first = list(grid.cohorts.actors)
     killed = _run(settings, grid, tmp_path / "killed")
@@ -204,7 +209,7 @@ def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
     if noise != "reproducible":
         with sqlite3.connect(tmp_path / "killed.sqlite") as database:
             claimed = database.execute("SELECT count(*), count(DISTINCT digest) FROM claims")
-            assert claimed.fetchone() == (12 * _CLIENTS, 12 * _CLIENTS)
+            assert claimed.fetchone() == (12 * _CLIENTS, 12 * _CLIENTS)  # no two are asked alike
 
 
 @pytest.mark.slow
@@ -280,14 +285,22 @@ def test_a_client_that_hangs_ends_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clip", ["record", "batch"])
+@pytest.mark.parametrize(
+    ("clients", "run"),
+    [
+        (19, "clip=record strategy.schedule=joint"),
+        (19, "clip=batch strategy.schedule=joint"),
+        (1300, "clip=record strategy.schedule=joint"),  # whose noise is drawn once, in three blocks
+        (1300, "clip=batch strategy.schedule=joint"),
+        (1300, "mode=ldp"),  # who upload their records together
+    ],
+)
 def test_any_number_of_actors_gives_the_same_bits(
-    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path, clip: str
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path, clients: int, run: str
 ) -> None:
-    settings = configured(
-        "seed=5", "clients=19", "rounds=4", f"clip={clip}", "strategy.schedule=joint"
-    )
-    local = LocalGrid(client_app(settings.node), 19, batched=NodeCohort(settings.node))
+    settings = configured("seed=5", f"clients={clients}", "rounds=4", *run.split())
+    assert settings.node.pooled == (clients > 100 and "ldp" not in run)
+    local = LocalGrid(client_app(settings.node), clients, batched=NodeCohort(settings.node))
     expected = _run(settings, local, tmp_path / "local")
     for actors, inline in ((1, INLINE), (3, INLINE), (3, 0)):
         grid = make_grid(settings.node, actors=actors)

@@ -18,7 +18,6 @@ from flwr.app import Context, Message, RecordDict
 from opacus import GradSampleModule
 from torch import Tensor
 
-from fedsink.clients import node_cohort
 from fedsink.clients.answers.dp_sinkhorn import DPSinkhornAnswer, client_batch_gradients
 from fedsink.clients.app import client_app
 from fedsink.clients.node import Node, open_node
@@ -138,7 +137,7 @@ def test_the_batch_gradient_is_clipped_in_the_weights(ask: Make, extra: int) -> 
         request, shard = ask(clip="batch", bound=bound, extra=extra), shard_of(9)
         asked, generator = request.gradient, generator_of()
         sample = [Stream(b"k", "sample")]
-        inside = client_batch_gradients([asked], Pool([shard]), slice(0, 1), sample)[0]
+        inside = client_batch_gradients([asked], Pool([shard]), [torch.zeros(1).long()], sample)[0]
         labels = torch.cat([asked.row_labels, request.extra_labels])
         points = generator(request.latents, labels)
         points.backward(torch.cat([inside, request.extra_gradient]))
@@ -269,18 +268,15 @@ def test_with_a_capacity_the_operations_do_not_depend_on_the_sample(
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_many_clients_at_once_are_answered_as_one_by_one(
-    ask: Make, settings: NodeSettings, clip: str, monkeypatch: pytest.MonkeyPatch
+    ask: Make, settings: NodeSettings, clip: str
 ) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise AssertionError("answered one by one")
-
-    monkeypatch.setattr(node_cohort, "_one_by_one", refuse)
     many = replace(settings, partition=Dirichlet(0.2), clients=11)
     requests = [ask(clip=clip, rate=0.5, extra=2)] * 2
     requests[1] = replace(requests[1], weights=requests[1].weights + 1.0)
     contents = [Content(lambda r=r: [r], r.to_record) for r in requests]
     clients = [range(0, 11, 2), range(1, 11, 2)]
-    found = list(NodeCohort(many).answers("train.parameter_gradient", contents, clients))
+    kind = "train.parameter_gradient"
+    found = list(NodeCohort(many).answers(kind, contents, clients))
     assert sorted(k for _, answers in found for k in answers.clients) == list(range(11))
     for number, answers in found:
         request = requests[number]
@@ -288,6 +284,21 @@ def test_many_clients_at_once_are_answered_as_one_by_one(
         for client, reply in zip(answers.clients, answers.replies, strict=True):
             expected = weights_gradient(Node(many, client), request, message)
             torch.testing.assert_close(reply[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_a_sum_is_that_of_all_clients_but_for_its_noise(
+    ask: Make, settings: NodeSettings, clip: str
+) -> None:
+    many = replace(settings, partition=Dirichlet(0.2), clients=11)
+    request = ask(clip=clip, rate=0.5, extra=2)
+    inner = replace(request.gradient, plan=request.gradient.plan.with_noise(1e-12))
+    content = Content.received(replace(request, gradient=inner).to_record())
+    totals = []
+    for each in (many, replace(many, pooled=True)):
+        found = NodeCohort(each).answers("train.parameter_gradient", [content], [range(11)])
+        totals.append(torch.cat([answers.replies for _, answers in found]).sum(0))
+    torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-4)
 
 
 def test_a_node_answers_charges_and_answers_the_same_again(ask: Make, secret: NodeSettings) -> None:

@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.answers.base import BatchedAnswer, Neighbours, Task, check_classes, check_view
+from fedsink.clients.answers.base import (
+    Asked,
+    BatchedAnswer,
+    Neighbours,
+    Task,
+    check_classes,
+    check_view,
+)
 from fedsink.clients.answers.central import CentralAnswer
 from fedsink.clients.answers.dp_sinkhorn import (
     DPSinkhornAnswer,
     alike,
     client_batch_gradients,
     refuse_other_view,
+    released_each,
 )
 from fedsink.clients.owner.policy import Policy
 from fedsink.clients.records.pool import Pool
@@ -23,6 +31,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.models.weights import Pullback
 from fedsink.privacy import BatchClip, PrivacyPlan, Stream
 from fedsink.privacy.clips import ClipOfRecords
+from fedsink.privacy.randomness.noise import Several, Streams
 from fedsink.transport.clipped_sums import clipped_pullback
 from fedsink_papers.parameter_gradient.request import ParameterReply, ParameterRequest
 
@@ -79,35 +88,19 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         """Tells whether the requests at the rows fit together and have equally many weights."""
         return self.values == other.values and alike(self.request.gradient, other.request.gradient)
 
+    computes_sums = True
+
     @classmethod
-    def compute_each(
-        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
-    ) -> Tensor:
-        """The gradients of all clients, (K, 1, P)."""
-        requests = [answer.request for answer in answers]
-        samples, noise = (
-            [t.stream(purpose, r.gradient.round) for t, r in zip(tasks, requests, strict=True)]
-            for purpose in ("sample", "noise")
-        )
-        totals = parameter_totals(requests, pool, clients, samples)
+    def compute_each(cls, asked: Sequence[Asked], pool: Pool, *, summed: bool) -> Tensor:
+        """The gradients of all clients, (K, 1, P), or of each sum."""
+        requests, places = [some.answer.request for some in asked], [some.places for some in asked]
+        coins = Streams.joined([some.streams("sample") for some in asked])
+        totals = parameter_totals(requests, pool, places, coins)
+        if summed:
+            parts = totals.split([len(some) for some in places])
+            totals = torch.stack([part.sum(0, dtype=torch.float64) for part in parts])
         inner = requests[0].gradient
-        return inner.release_each(inner.plan.clip.vouch(totals), noise).unsqueeze(1)
-
-    @property
-    def computes_sums(self) -> bool:  # type: ignore[override]
-        """True for a record clip with shared noise, as for `DPSinkhornAnswer`."""
-        return self.plan.clip.per_record and self.request.gradient.fixed_point is not None
-
-    def compute_sum(
-        self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
-    ) -> Tensor:
-        """The sum of a block's gradients, (1, P)."""
-        inner = self.request.gradient
-        samples = [task.stream("sample", inner.round) for task in tasks]
-        totals = parameter_totals([self.request] * len(tasks), pool, clients, samples)
-        noise = tasks[0].stream("noise", inner.round)
-        total = inner.plan.clip.vouch(totals.sum(0, keepdim=True))
-        return inner.release_sum(total, noise, noise_of).unsqueeze(0)
+        return released_each(inner, totals, asked, summed=summed).unsqueeze(1)
 
     @classmethod
     def canaries(cls, plan: PrivacyPlan, records: int = 1) -> list[Neighbours]:
@@ -165,21 +158,21 @@ def parameter_gradient(
 
 def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> Tensor:
     """Returns the total that `parameter_gradient` adds noise to, (P,); see `parameter_totals`."""
-    return parameter_totals([request], Pool([shard]), slice(0, 1), [sample])[0]
+    return parameter_totals([request], Pool([shard]), [torch.zeros(1).long()], [sample])[0]
 
 
 def parameter_totals(
-    requests: Sequence[ParameterRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+    requests: Sequence[ParameterRequest], pool: Pool, clients: Sequence[Tensor], coins: Several
 ) -> Tensor:
     """Returns the totals of K clients that `parameter_gradient` adds noise to.
 
     Clients that share a request share the generator's forward pass.
 
     Args:
-        requests: the checked request of each client, as for `client_totals`; of one size.
+        requests: checked, as for `client_totals`; of one size.
         pool: the clients' records.
-        part: the clients' places among the pool's.
-        samples: the stream of each client's sample.
+        clients: numbers, in the pool, of the clients that each request asks.
+        coins: the stream of each client's sample.
 
     Returns:
         (K, P), float64 for `clip=record`, else float32.
@@ -188,21 +181,21 @@ def parameter_totals(
         ValueError: the rows do not live in the request's view of this data.
     """
     inner = [request.gradient for request in requests]
-    coordinates = pool.coordinates(inner[0].view)
-    refuse_other_view(inner[0], coordinates)
+    refuse_other_view(inner[0], pool.coordinates(inner[0].view))
     clip = ClipOfRecords.expect(inner[0].plan.clip)
-    pulls = {id(r): r.pullback(coordinates.device) for r in {id(r): r for r in requests}.values()}
+    pulls = {id(r): r.pullback(pool.device) for r in {id(r): r for r in requests}.values()}
+    each = [(r, k) for r, some in zip(requests, clients, strict=True) for k in some]
     if isinstance(clip, BatchClip):
-        inside = client_batch_gradients(inner, pool, part, samples)
+        inside = client_batch_gradients(inner, pool, clients, coins)
         totals = [
-            _batch_total(r, rows, clip, pulls[id(r)])
-            for r, rows in zip(requests, inside, strict=True)
+            _batch_total(request, rows, clip, pulls[id(request)])
+            for (request, _), rows in zip(each, inside, strict=True)
         ]
     else:
-        clients = range(part.start, part.stop)
-        each = zip(requests, clients, samples, strict=True)
+        streams = coins.each() if isinstance(coins, Streams) else coins
         totals = [
-            _record_total(r, pool, slice(k, k + 1), [sample], pulls[id(r)]) for r, k, sample in each
+            _record_total(request, pool, client, [stream], pulls[id(request)])
+            for (request, client), stream in zip(each, streams, strict=True)
         ]
     return torch.stack(totals)
 
@@ -218,16 +211,16 @@ def _batch_total(
 
 
 def _record_total(
-    request: ParameterRequest, pool: Pool, part: slice, samples: list[Stream], pull: Pullback
+    request: ParameterRequest, pool: Pool, client: Tensor, coins: list[Stream], pull: Pullback
 ) -> Tensor:
     """Σ_j clip(Jᵀg_j, Δ), (P,) float64."""
     inner = request.gradient
-    device = pool.coordinates(inner.view).device
+    device = pool.device
     total = torch.zeros(len(request.weights), dtype=torch.float64, device=device)
     if inner.plan.capacity is None:  # one by one, so that an empty place would cost as much
-        layouts = pool.draw([inner], part, samples).in_blocks()
+        layouts = pool.draw([inner], [client.view(1)], coins).in_blocks(slice(0, 1))
     else:
-        layouts = iter([pool.draw_at_most([inner], part, samples)])
+        layouts = iter([pool.draw_at_most([inner], [client.view(1)], coins)])
     for places in layouts:
         batch = pool.batch(inner, places)
         total += clipped_pullback(

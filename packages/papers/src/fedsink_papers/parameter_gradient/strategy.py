@@ -7,7 +7,7 @@ method in one module: settings, strategy, and one line in `fedsink/strategies/me
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -119,7 +119,7 @@ class ParameterGradient(DPSinkhornStrategy):
                 settings.self_term, settings.objective, unclipped, self.layout, self._like
             )
 
-    def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
+    def _broadcast(self, labels: Labels, members: Mapping[int, int]) -> Broadcast:
         ((rows,), (label,)) = self._rounds, labels
         request = self._parameter_request(rows, label, next(iter(members)))
         content = Content(lambda: [request], request.to_record)
