@@ -34,7 +34,13 @@ from fedsink.privacy.mechanisms import (
     local_mechanism,
 )
 from fedsink.privacy.noise_share import LOCAL_NOISE, NoiseShare
-from fedsink.privacy.plan import CentralPlan, PrivacyPlan, UnprotectedPlan, plan_from_dict
+from fedsink.privacy.plan import (
+    CentralPlan,
+    PrivacyPlan,
+    UnprotectedPlan,
+    composed_epsilon,
+    plan_from_dict,
+)
 from fedsink.privacy.randomness.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.randomness.secure import SecureStream
@@ -87,6 +93,7 @@ __all__ = [
     "UnprotectedPlan",
     "attack_clip",
     "capacity_for",
+    "composed_epsilon",
     "delta_for",
     "epsilon",
     "local_mechanism",

@@ -27,7 +27,7 @@ torch.Size([2, 3])
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -37,7 +37,8 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import domain
 from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.accounting.calibration import sigma_for, uses_for
-from fedsink.privacy.accounting.cost import Cost
+from fedsink.privacy.accounting.composition import trade_off
+from fedsink.privacy.accounting.cost import Cost, Spent, changes_of, epsilon_of_spent
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
 from fedsink.privacy.clips import CLIPS, UNREACHED, Clip, Clipped, clip_from_dict, clipped_by
 from fedsink.privacy.randomness.noise import Several, Stream, add_gaussian_each
@@ -186,6 +187,11 @@ class PrivacyPlan:
         """The whole run as a `dp_accounting.DpEvent`, to be read under the plan's adjacency."""
         cost = self.cost
         return cost.event(self.rate, self.noise_multiplier, cost.uses(self.rounds))
+
+    @property
+    def spent(self) -> Spent:
+        """What the whole run spends, to be composed with what other plans do."""
+        return Spent(self.cost, self.rate, self.noise_multiplier, self.cost.uses(self.rounds))
 
     @property
     def overflow(self) -> float:
@@ -361,6 +367,7 @@ class PrivacyPlan:
         adjacency: str = ADD_REMOVE,
         capacity: int | None = None,
         nominal_records: int | None = None,
+        before: Sequence[PrivacyPlan] = (),
     ) -> PrivacyPlan:
         """Returns a plan from any two of (eps, sigma, rounds), or from all three if they agree.
 
@@ -379,12 +386,21 @@ class PrivacyPlan:
             adjacency: as in the plan.
             capacity: as in the plan.
             nominal_records: as in the plan.
+            before: earlier plans on the same records, of the same δ and adjacency: `eps` is then
+                the total of all (`composed_epsilon`).
 
         Raises:
             PrivacyError: If fewer than two are given, a value is out of range, three disagree, or
                 σ is left out and δ alone would pay (see `sigma_for`), or nothing but ε = 0 fits.
         """
-        cost = Cost(clip, schedule, adjacency, capacity, nominal_records)
+        _check_alike(before, delta, adjacency)
+        spent = tuple(earlier.spent for earlier in before)
+        if spent and eps is not None and (paid := epsilon_of_spent(spent, delta)) >= eps:
+            raise PrivacyError(
+                f"earlier plans on these records have spent ε = {paid:.4g} of the total eps="
+                f"{eps:g}, which leaves nothing: raise eps."
+            )
+        cost = Cost(clip, schedule, adjacency, capacity, nominal_records, spent)
         all_three, solved = None not in (eps, sigma, rounds), sigma is None
         how: dict[str, Any] = {"delta": delta, "accountant": accountant, "cost": cost}
         if sigma is None and eps is not None and rounds is not None:
@@ -401,7 +417,8 @@ class PrivacyPlan:
         plan = cls(rate, sigma, rounds, clip, schedule, delta, adjacency, capacity, nominal_records)
         if eps is not None:
             checks.positive("eps", eps)
-            implied = plan.epsilon(accountant)
+            cost.check_overflow(plan.rate, plan.cost.uses(plan.rounds), delta)
+            implied = cost.epsilon(*plan._step(plan.rounds), accountant)
             if solved and implied == 0.0:
                 raise PrivacyError(
                     f"eps={eps:g} cannot be told from 0 at delta={delta:g}: ask for a larger eps, "
@@ -413,6 +430,53 @@ class PrivacyPlan:
                     f"not eps={eps:g}: leave one of the three out."
                 )
         return plan
+
+
+def composed_epsilon(plans: Sequence[PrivacyPlan], *, amplified: bool = True) -> float:
+    """Returns ε of several plans on the same records, by privacy loss distributions.
+
+    It holds where each plan was fixed without looking at what the others released: a total of
+    privacy loss distributions is no filter (Rogers, Roth, Ullman, Vadhan 2016).
+
+    Args:
+        plans: one or more, of one δ and adjacency.
+        amplified: False counts every use as if everybody saw who was sampled.
+
+    >>> from fedsink.privacy import RecordClip
+    >>> half = PrivacyPlan(1.0, 2.0, 2, RecordClip(1.0), JOINT, 1e-5)
+    >>> whole = PrivacyPlan(1.0, 2.0, 4, RecordClip(1.0), JOINT, 1e-5)
+    >>> math.isclose(composed_epsilon([half, half]), whole.epsilon())
+    True
+
+    Raises:
+        PrivacyError: If δ or the adjacencies differ.
+    """
+    last = plans[-1]
+    _check_alike(plans, last.delta, last.adjacency)
+    return epsilon_of_spent([plan.spent for plan in plans], last.delta, amplified)
+
+
+def _check_alike(plans: Sequence[PrivacyPlan], delta: float, adjacency: str) -> None:
+    """Refuses earlier plans of another δ or adjacency."""
+    for plan in plans:
+        for name, theirs, ours in (
+            ("adjacency", plan.adjacency, adjacency), ("delta", plan.delta, delta),
+        ):  # fmt: skip
+            if theirs != ours:
+                raise PrivacyError(
+                    f"an earlier plan on these records has {name}={theirs}, and this one {ours}: "
+                    "one total of loss distributions needs the same."
+                )
+
+
+def trade_off_of(plans: Sequence[PrivacyPlan], beside: float = 0.0) -> dict[str, float]:
+    """Returns the `fedsink.privacy.accounting.composition.trade_off` of plans on the same records.
+
+    `beside` is a part of δ that comes to those of full batches.
+    """
+    spent = [plan.spent for plan in plans]
+    beside += sum(one.overflow for one in spent)
+    return trade_off(changes_of(spent), beside=beside)
 
 
 @dataclass(frozen=True)

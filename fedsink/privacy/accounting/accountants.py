@@ -165,7 +165,7 @@ def pld_epsilon_coarse(rate: float, sigma: float, uses: int, delta: float) -> fl
 @lru_cache(maxsize=4096)
 def pld_epsilon_on_grid(rate: float, sigma: float, uses: int, delta: float, grid: float) -> float:
     """Returns ε by privacy loss distributions on one grid, without cross-check."""
-    composed = _one_use_pld(rate, sigma, grid).self_compose(uses)
+    composed = subsampled_pld(rate, sigma, grid).self_compose(uses)
     return grids.epsilon_of(composed, delta)
 
 
@@ -265,7 +265,7 @@ ACCOUNTANTS: Registry[Accountant] = Registry(
 
 
 @lru_cache(maxsize=8)
-def _one_use_pld(rate: float, sigma: float, grid: float) -> Any:
+def subsampled_pld(rate: float, sigma: float, grid: float) -> Any:
     pld = checks.require("dp_accounting.pld.privacy_loss_distribution")
     return pld.from_gaussian_mechanism(
         sigma, sampling_prob=rate, value_discretization_interval=grid, use_connect_dots=True

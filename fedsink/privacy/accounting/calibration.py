@@ -182,7 +182,9 @@ def _checked(eps: float, delta: float, accountant: str) -> float:
 def _epsilons(cost: Cost | None) -> tuple[Epsilon, Epsilon]:
     """Returns ε as a function of (rate, σ, uses, δ, accountant), and a quick stand-in."""
     exact = accountants.poisson_gaussian_epsilon if cost is None else cost.epsilon
-    steers = cost is None or (cost.adjacency == ADD_REMOVE and cost.clip.sampled)
+    steers = cost is None or (
+        cost.adjacency == ADD_REMOVE and cost.clip.sampled and not cost.before
+    )
     return exact, _quick if steers else exact
 
 

@@ -28,6 +28,7 @@ in every round.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,7 @@ from fedsink.privacy.accounting.accountants import (
     rdp_epsilon,
 )
 from fedsink.privacy.accounting.capacity import overflow_probability
+from fedsink.privacy.accounting.composition import Uses, epsilon_of_uses
 from fedsink.privacy.accounting.replacement import replacement_epsilon
 from fedsink.privacy.adjacency import ADD_REMOVE, CLIENT, REPLACE_ONE, check_adjacency
 from fedsink.privacy.clips import CLIPS, Clip
@@ -54,7 +56,8 @@ from fedsink.values import privacy_checks as checks
 class Cost:
     """ε as a function of (rate, σ, uses, δ) for one adjacency, clip, schedule and capacity.
 
-    Arguments as in `fedsink.privacy.plan.PrivacyPlan`.
+    Arguments as in `fedsink.privacy.plan.PrivacyPlan`, and `before`: what earlier plans on the
+    same records spent, which `epsilon` then counts as well.
 
     Raises:
         PrivacyError: If a value is out of range, or the adjacency has no guarantee here.
@@ -65,6 +68,7 @@ class Cost:
     adjacency: str = ADD_REMOVE
     capacity: int | None = None
     nominal_records: int | None = None
+    before: tuple[Spent, ...] = ()
 
     def __post_init__(self) -> None:
         checks.one_of("clip", self.clip, CLIPS.values())
@@ -80,7 +84,7 @@ class Cost:
 
     def accountants(self, rate: float) -> tuple[str, ...]:
         """Returns the accountants that give a bound under this adjacency."""
-        return ("pld",) if self.by_pairs(rate) else tuple(ACCOUNTANTS)
+        return ("pld",) if self.before or self.by_pairs(rate) else tuple(ACCOUNTANTS)
 
     def by_pairs(self, rate: float) -> bool:
         """True if ε comes from the pairs of `replacement`, which have no Rényi bound."""
@@ -107,6 +111,22 @@ class Cost:
             return poisson_gaussian(rate, sigma, uses)
         events = checks.require("dp_accounting")
         return events.SelfComposedDpEvent(events.GaussianDpEvent(self._of_unit(sigma)), uses)
+
+    def changes(self, rate: float, sigma: float, uses: int) -> tuple[Uses, ...]:
+        """Returns the uses that see a unit, by what changes of it: its content, or its label.
+
+        One entry where both are the same.
+        """
+        if self._unsampled(rate):
+            return (Uses("gaussian", 1.0, self._of_unit(sigma), uses),)
+        if not self.by_pairs(rate):
+            return (Uses("poisson", rate, sigma, uses),)
+        opposite = self.clip.replacement == "opposite"
+        of_content = sigma * self.clip.sensitivity / self.clip.bound if opposite else sigma
+        content = Uses(self.clip.replacement, rate, of_content, uses)
+        if self.schedule.classes == 1:
+            return (content,)
+        return content, Uses("two-labels", rate, of_content, uses)
 
     def overflow(self, rate: float, uses: int) -> float:
         """Returns the part of δ that a full batch costs (`fedsink.privacy.accounting.capacity`)."""
@@ -136,6 +156,8 @@ class Cost:
             PrivacyError: If a value is out of range, or the accountant has no bound here.
         """
         self._check(rate, accountant)
+        if self.before:
+            return epsilon_of_spent([*self.before, Spent(self, rate, sigma, uses)], delta)
         return self._epsilon(rate, sigma, uses, self._left(rate, uses, delta), accountant)
 
     def epsilon_unamplified(
@@ -242,3 +264,36 @@ class Cost:
         """Returns the noise multiplier against all that a unit contributes to one round."""
         checks.positive("sigma", sigma)
         return sigma / self.clip.of_client(self.capacity) if self._by_client else sigma
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one plan spends: its cost, q, σ and the uses of a unit."""
+
+    cost: Cost
+    rate: float
+    sigma: float
+    uses: int
+
+    @property
+    def overflow(self) -> float:
+        """The part of δ that a full batch costs."""
+        return self.cost.overflow(self.rate, self.uses)
+
+
+def changes_of(plans: Sequence[Spent], amplified: bool = True) -> list[list[Uses]]:
+    """Returns, for each way in which a unit may change, the uses of all plans that see it.
+
+    `amplified` False counts every use as if everybody saw who was sampled.
+    """
+    each = [one.cost.changes(one.rate if amplified else 1.0, one.sigma, one.uses) for one in plans]
+    return [[uses[min(way, len(uses) - 1)] for uses in each] for way in range(max(map(len, each)))]
+
+
+def epsilon_of_spent(plans: Sequence[Spent], delta: float, amplified: bool = True) -> float:
+    """Returns ε(δ) of several plans on the same records, each fixed before the first began.
+
+    Infinite where already overflows cost δ.
+    """
+    left = checks.failure_probability(delta) - sum(one.overflow for one in plans)
+    return epsilon_of_uses(changes_of(plans, amplified), left) if left > 0.0 else math.inf

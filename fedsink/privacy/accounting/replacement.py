@@ -68,12 +68,12 @@ def replacement_epsilon(
 
 
 # Distance of one round's two means, in units of σ's sensitivity, and number of rounds per use.
-_UNSAMPLED = {"opposite": (2.0, 1), "without-replacement": (1.0, 1), "two-labels": (1.0, 2)}
+DISTANCES = {"opposite": (2.0, 1), "without-replacement": (1.0, 1), "two-labels": (1.0, 2)}
 
 
 @lru_cache(maxsize=1024)
 def _epsilon(pair: str, rate: float, sigma: float, uses: int, delta: float) -> float:
-    distance, rounds = _UNSAMPLED[pair]
+    distance, rounds = DISTANCES[pair]
     if rate == 1.0:
         return gaussian_epsilon(sigma / (distance * math.sqrt(rounds * uses)), delta)
     grid = grids.grid_for(rate, sigma / distance, rounds * uses)
@@ -85,7 +85,7 @@ def _epsilon(pair: str, rate: float, sigma: float, uses: int, delta: float) -> f
         raise PrivacyError(f"delta={delta:g} is too small for a guarantee under replace-one.")
 
     def on_grid(interval: float) -> float:
-        composed = _composed(pair, rate, sigma, uses, interval)
+        composed = composed_pld(pair, rate, sigma, uses, interval)
         return grids.epsilon_of(composed, delta)
 
     bound, settled = grids.cross_checked(on_grid, grid, rate, sigma / distance, rounds * uses)
@@ -97,7 +97,7 @@ def _epsilon(pair: str, rate: float, sigma: float, uses: int, delta: float) -> f
     return bound
 
 
-def _composed(pair: str, rate: float, sigma: float, uses: int, grid: float) -> Any:
+def composed_pld(pair: str, rate: float, sigma: float, uses: int, grid: float) -> Any:
     pld = checks.require("dp_accounting.pld.privacy_loss_distribution")
     if pair == "opposite":
         return pld.PrivacyLossDistribution(_pmf(("REPLACE",), rate, sigma, grid).self_compose(uses))
