@@ -61,6 +61,11 @@ _NOISE = {
         "Each node's owner chooses how its noise is drawn, in a policy file that the server never "
         "sees.",
     ),
+    "start": (
+        "reproducible",
+        "The noise of this run, or of a start that the same records trained, is computed from a "
+        "published seed: whoever knows it can subtract that noise, and no record is protected.",
+    ),
 }
 
 
@@ -128,7 +133,9 @@ class Configuration:
         resume: a folder; the command line reads it before there is a configuration.
         scale, scales: size of an experiment, and the values of all its sizes.
         paper: the row of a paper that an experiment repeats, or None.
-        start: folder of a run on public data, with the weights before round 1; None: random ones.
+        start: folder of a run with the weights before round 1: of public data, or of the same
+            private ones; None: random ones.
+        start_plan: how the plan of a private start counts: "composed" or "added".
         public: the run's data are public, and whoever starts it vouches for that.
         run: name and seed of a stored run.
     """
@@ -167,6 +174,7 @@ class Configuration:
     scales: Config | None = None
     paper: Paper | None = None
     start: str | None = None
+    start_plan: str = "composed"
     public: bool = False
     run: Config | None = None
 
@@ -176,6 +184,7 @@ class Configuration:
         checks.number("shuffler_delta", self.shuffler_delta)
         checks.count("clients", self.clients)
         checks.flag("conditional", self.conditional)
+        checks.choice("start_plan", self.start_plan, "composed", "added")
         alone = self.start is None and self.policy is None
         if checks.flag("public", self.public) and not alone:
             raise ConfigError(

@@ -52,6 +52,7 @@ from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.experiment import Experiment, hosted, pools
 from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.simulated_run import play, resume
+from fedsink.strategies.base.private_start import START_PLANS
 from fedsink.strategies.recipes import Method, Table
 from fedsink.values import Config, checks, leaves, read_json, strictly
 
@@ -150,6 +151,7 @@ class Federation:
         seed: int | None = None,
         noise: Literal["fast", "secure"] = "fast",
         start: str | os.PathLike[str] | None = None,
+        start_plan: str = "composed",
         observation: Table | None = None,
         report: Table | None = None,
         log: str | Sequence[str] | None = None,
@@ -162,7 +164,9 @@ class Federation:
                 `runs`.
             seed: reproducible noise, which protects nothing; None: secret noise.
             noise: "fast", or "secure", float-safe and without a seed.
-            start: folder of a run on public data, with the weights before round 1.
+            start: folder of a run with the weights before round 1: of public data, or of this
+                federation's (make the plan with `PrivacyPlan.solve(before=…)` for one total ε).
+            start_plan: how the plan of a private start counts: "composed" or "added".
             observation: values that replace those of `Observation`, how pictures are drawn after
                 training, as {"latent_range": 1.1}.
             report: values that replace those of `LoopSettings`, when the run is saved and shown, as
@@ -179,7 +183,7 @@ class Federation:
         from fedsink.api import Run
 
         assemble = partial(
-            self._experiment, method, seed, noise, start,
+            self._experiment, method, seed, noise, start, start_plan,
             Observation.from_dict(observation or {}),
             strictly(LoopSettings, report or {}, "report"), log,
         )  # fmt: skip
@@ -272,6 +276,7 @@ class Federation:
         seed: int | None,
         noise: str,
         start: str | os.PathLike[str] | None,
+        start_plan: str,
         observation: Observation,
         report: LoopSettings,
         log: str | Sequence[str] | None,
@@ -308,6 +313,7 @@ class Federation:
             engine=engine,
             log=logger_names(log),
             source=None if start is None else Path(start).expanduser().resolve(),
+            start_plan=checks.choice("start_plan", start_plan, *START_PLANS),
         )
         share = getattr(strategy, "share", LOCAL_NOISE)
         node = NodeSettings(
@@ -335,6 +341,7 @@ class Federation:
             "observation": asdict(observation),
             "report": asdict(report),
             "start": None if server.source is None else str(server.source),
+            **({} if server.source is None else {"start_plan": server.start_plan}),
             "log": list(server.log),
             "engine": engine.stored(self._engine),
             "generator": {"name": name, **options},

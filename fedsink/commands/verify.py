@@ -72,6 +72,13 @@ def _lines(verdict: Verdict, folder: Path) -> list[str]:
         ]
     elif promise:
         lines.append("The plan has neither clip nor noise: every record may be learnt from it.")
+    if promise:
+        known = "; then ".join(verdict.starts)
+        lines.append(
+            f"The weights before round 1 are of a start: {known}."
+            if known
+            else "It knows of no start: an earlier plan that is left out cannot be found here."
+        )
     lines += [f"  without {name}: {why}" for name, why in verdict.left_out.items()]
     for node in verdict.nodes:
         name = node["name"] or "a key nobody vouched for"

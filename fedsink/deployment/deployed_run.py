@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ from fedsink.reporting.typed import typed_words
 from fedsink.secagg.parameters import LEAST_COHORT
 from fedsink.server.folder import RunFolder, refuse_references, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
-from fedsink.server.starting_weights import adopt, statement_of
+from fedsink.server.starting_weights import adopt, stated_with
+from fedsink.strategies.base.private_start import STARTED
 from fedsink.strategies.methods import settings_of
 from fedsink.values import Config, checks, read_json, strictly
 
@@ -135,15 +136,16 @@ class DeployEngine(ServerEngine):
 
 
 def deployed_settings(
-    values: Config, folder: RunFolder, run: Mapping[str, Any]
+    values: Config, folder: RunFolder, run: Mapping[str, Any], source: Path | None = None
 ) -> tuple[ServerSettings, Patience]:
     """Returns the settings of a run on real nodes, and the patience with the nodes."""
     # `values` are from `deployable`, or were stored; `run` holds its name and server_seed.
     # Nothing adds nodes' replies up before the server has them: parts of the noise need masks.
     noise: dict[str, Any] = {**values["noise"], "dropouts": 0.0}
     noise["masked"] = noise["share"] == SECURE_AGGREGATION
-    # A start lies at the server, which adds its place.
-    config = Configuration.read({**values, "noise": noise, "start": None})
+    # A start lies at the server, which adds its place: `source`.
+    start = None if source is None else str(source)
+    config = Configuration.read({**values, "noise": noise, "start": start})
     if config.eps == math.inf:
         raise ConfigError(
             "eps=inf protects nothing, and real nodes always refuse it: it is for fedsink simulate."
@@ -206,15 +208,15 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
         "key_file": None,
         "typed": (config.get("run") or {}).get("typed"),
     }
-    settings, patience = deployed_settings(config, folder, run)
-    require_packages(settings.log)
     source = None if config["start"] is None else _start_named(config["start"])
-    settings = replace(settings, source=source)
+    settings, patience = deployed_settings(config, folder, run, source)
+    require_packages(settings.log)
     build_generator(settings)
     privacy = settings.strategy.privacy_entries("node") | {"run": run["name"]}
     privacy |= Configuration.read(config).of_paper(config)
     if source is not None:
-        privacy |= statement_of(source)
+        plan = settings.strategy.plan
+        privacy = stated_with(privacy, source, settings.start_plan, plan, config)
     try:
         folder.create()
         if source is not None:
@@ -235,7 +237,9 @@ def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> Non
             _note_statements(folder, _signing(grid).collect(config["run"]["name"], everybody=True))
         return
     try:
-        settings, patience = deployed_settings(config, folder, config["run"])
+        own = folder.path / STARTED
+        source = own if own.is_dir() else None
+        settings, patience = deployed_settings(config, folder, config["run"], source)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
     require_packages(settings.log)

@@ -27,6 +27,7 @@ from fedsink.server.folder import (
     read_sums,
     sha256_of,
 )
+from fedsink.strategies.base.private_start import STARTED, is_public
 from fedsink.values import Config
 
 SIGNED, CONSISTENT, UNPROTECTED, REFUSED = "signed", "consistent", "unprotected", "refused"
@@ -39,7 +40,6 @@ _PLAIN = {"plan", "method", "fedsink", "training", "paper", "run"}
 """Entries of privacy.json that no plan gives, and that promise nothing."""
 _VOUCHED = {
     "participation": "who missed messages",
-    "start": "that the weights before round 1 saw public data alone",
     "public": "that the data are public",
     "assumed_public": "that what was read off the records is public",
     "clip_promised_by": "that somebody's own clip looks at each gradient alone",
@@ -64,6 +64,7 @@ class Verdict:
     left_out: dict[str, str] = field(default_factory=dict)  # why, by accountant
     files: dict[str, str] = field(default_factory=dict)  # SHA-256 of what was compared
     nodes: list[dict[str, Any]] = field(default_factory=list)  # what each has signed
+    starts: list[str] = field(default_factory=list)  # what trained before, the first one first
 
 
 def verdict_on(path: Path, keys: Mapping[str, str] | None = None) -> Verdict:
@@ -104,6 +105,7 @@ def verdict_on(path: Path, keys: Mapping[str, str] | None = None) -> Verdict:
     if verdict.reasons and not same:
         verdict.notes.append(f"It says that fedsink {_short(privacy.get('fedsink'))} wrote it.")
     verdict.unvouched += [what for name, what in _VOUCHED.items() if name in privacy]
+    _check_start(run, verdict)
     verdict.epsilons, verdict.left_out = dict(plan.epsilons), dict(plan.left_out)
     names = ("model", "epsilon", "delta", "unit", "adjacency", "accountant")
     verdict.promise = {name: plan.entries.get(name) for name in names} | {"run": privacy.get("run")}
@@ -144,6 +146,41 @@ def _differences(expected: Any, found: Any, where: str = "") -> Iterator[tuple[s
             yield where, expected, found
     elif expected != found or type(expected) is not type(found):
         yield where, expected, found
+
+
+def _check_start(run: RecordedRun, verdict: Verdict) -> None:
+    """Says which starts the folder states, and refuses one that it has and does not state."""
+    start, own = (run.privacy or {}).get("start"), RunFolder(run.folder.path / STARTED)
+    asked = False
+    with suppress(CheckpointError, ConfigError):
+        asked = own_file(run.folder.config) and run.config.get("start") is not None
+    if start is None:
+        if asked or own.path.exists():
+            verdict.reasons.append(
+                "The run began with a start, and privacy.json states none: nothing says what the "
+                "weights before round 1 had seen."
+            )
+        return
+    public = is_public(start)
+    if own_file(own.privacy) and not own.path.is_symlink():
+        lies: Config = {}
+        with suppress(CheckpointError):
+            lies = RecordedRun(own).privacy or {}
+        same = ("data_sha256",) if public else ("plan", "method", "noise", "start")
+        lies = lies.get("public", {}) if public else lies
+        weights = own.path / "generator.safetensors"
+        digest = sha256_of(weights) if own_file(weights) else None
+        if {n: lies.get(n) for n in same} != {n: start.get(n) for n in same} or (
+            digest not in (None, start.get("generator_sha256"))
+        ):
+            verdict.reasons.append(f"The folder {STARTED}/ holds another start than is stated.")
+    while start is not None:
+        public = is_public(start)
+        words, of = ("public data", "data") if public else ("the same records by", "method")
+        verdict.starts.insert(0, f"{words} {_short(start.get(of))}")
+        start = None if public else start.get("start")
+    if verdict.starts[0].startswith("public"):
+        verdict.unvouched.append("that the first start saw public data alone")
 
 
 def _check_files(folder: RunFolder, verdict: Verdict) -> None:

@@ -193,7 +193,7 @@ class _Training:
             **dict(metrics or {}),
             **({"absent": absent} if absent else {}),
             **({"void": lost} if lost else {}),
-            "epsilon": _finite(strategy.epsilon_bound()),
+            "epsilon": _finite(strategy.total_epsilon or strategy.epsilon_bound()),
             "seconds": round(time.monotonic() - self._started, 4),
         }
 
@@ -239,7 +239,7 @@ class _Training:
         result = {
             "rounds": strategy.rounds,
             "seconds": round(time.monotonic() - self._started, 3),
-            "epsilon": _finite(strategy.epsilon_so_far()),
+            "epsilon": _finite(strategy.total_epsilon or strategy.epsilon_so_far()),
             "label_prior": strategy.label_prior().tolist(),
         }
         privacy = read_json(folder.privacy.read_bytes()) if folder.privacy.is_file() else {}

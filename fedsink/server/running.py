@@ -18,7 +18,8 @@ from fedsink.reporting.loggers import Observer, Observers, logger_names, loggers
 from fedsink.server.folder import RecordedRun, RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
-from fedsink.server.starting_weights import FOLDER, put_in_place, statement_of
+from fedsink.server.starting_weights import put_in_place, statement_of
+from fedsink.strategies.base.private_start import COMPOSED, STARTED
 from fedsink.strategies.base.round_strategy import RoundStrategy, StrategySettings
 from fedsink.strategies.methods import strategy_of
 from fedsink.values import checks, read_json, strictly
@@ -56,6 +57,7 @@ class ServerSettings:
     log: tuple[str, ...] = ()  # names of the loggers
     dropouts: float = 0.0  # probability that a simulated client disappears at a trip of a sum
     source: Path | None = None  # folder of a start; None: random weights before round 1
+    start_plan: str = COMPOSED  # how the plan of a private start counts
 
     @classmethod
     def from_config(
@@ -81,6 +83,7 @@ class ServerSettings:
             log=logger_names(config.log),
             dropouts=config.noise.dropouts,
             source=None if config.start is None else Path(config.start),
+            start_plan=config.start_plan,
         )
 
     @property
@@ -106,9 +109,12 @@ class ServerSettings:
 def run_server(grid: Grid, settings: ServerSettings, folder: RunFolder) -> None:
     """Trains one generator into a folder, which may hold the beginning of the run."""
     torch.set_num_threads(settings.engine.threads)
-    if (own := folder.path / FOLDER).is_dir():  # the run's copy of its start
+    if (own := folder.path / STARTED).is_dir():  # the run's copy of its start
         settings = replace(settings, source=own)
     strategy = build_strategy(settings)
+    promise = RecordedRun(folder).privacy or {}
+    if "plan" in promise.get("start", {}):
+        strategy.total_epsilon = promise["epsilon"]
     if (name := settings.strategy.masked_run) is not None:
         grid = MaskedGrid(grid, name, simulated_dropouts(settings.dropouts, settings.server_key))
     observer: Observer = Observers({})

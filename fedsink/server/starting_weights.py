@@ -1,12 +1,11 @@
-"""Weights before round 1, `start=DIR`: of a generator that a run on public data trained.
+"""Weights before round 1, `start=DIR`: of a generator that another run trained.
 
-Weights that private records trained are refused: a start from them would spend their ε again,
-unseen.
+Where that run's data were private, they are those of this run, and privacy.json states the total of
+both (`fedsink.strategies.base.private_start`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,21 @@ from fedsink.errors import ConfigError, FedsinkError, ModelError
 from fedsink.models import Generator, load
 from fedsink.models.generators import DESCRIPTION, WEIGHTS, sample
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.server.folder import check_sums, note_sums, sha256_of
-from fedsink.values import read_json
-
-FOLDER = "start"
-"""Name of the sub-folder of a run that holds its start."""
+from fedsink.server.folder import (
+    SUMS,
+    RunFolder,
+    check_sums,
+    note_sums,
+    sha256_of,
+    stored_config,
+)
+from fedsink.strategies.base.private_start import (
+    STARTED,
+    privacy_of,
+    private_entry,
+    with_start,
+)
+from fedsink.values import Config, leaves
 
 _FILES = (WEIGHTS, DESCRIPTION, "privacy.json")
 _DRAWN = 64  # pictures, of all classes
@@ -35,32 +44,21 @@ def statement_of(source: Path) -> dict[str, Any]:
     """Returns the entry `start` of privacy.json for the generator in a folder.
 
     Guarantees:
-        - Only a generator whose privacy.json says that its data are public has an entry; one of
-          private data is refused, whatever its ε.
+        - A generator has an entry where its privacy.json says that its data are public, or has the
+          plan that private ones were noised by; any other is refused.
         - privacy.json says so of exactly these weights, by their SHA-256.
-        - The entry has the SHA-256 of the weights and of the public data.
+        - The entry has the SHA-256 of the weights, and of public data or the plan of private ones.
         - It names the map of a local start, whose band pictures are drawn in.
     """
-    try:
-        privacy: Any = read_json((source / "privacy.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        raise ConfigError(
-            f"start={source} has no readable privacy.json, so that nothing says what its generator "
-            "was trained on: name the folder of a run with public=true."
-        ) from None
-    public = privacy.get("public") if isinstance(privacy, Mapping) else None
-    if not isinstance(public, Mapping):
-        epsilon = privacy.get("epsilon") if isinstance(privacy, Mapping) else None
-        spent = "nothing protects them" if epsilon is None else f"ε = {epsilon:.4g} was spent"
-        raise ConfigError(
-            f"start={source} was trained on private data: its privacy.json says that {spent}, and "
-            "a start from it would spend that again, unseen. Name the folder of a run with "
-            "public=true, or the folder start in a run that began with one."
-        )
-    if not (source / WEIGHTS).is_file():
-        raise ModelError(f"start={source} has no {WEIGHTS}: its run has not ended.")
+    privacy = privacy_of(source)
+    private = private_entry(source, privacy)
+    if not (source / WEIGHTS).is_file() or (private and not (source / SUMS).is_file()):
+        raise ModelError(f"start={source} has no {WEIGHTS} or no {SUMS}: its run has not ended.")
     check_sums(source, _FILES)
     digest = sha256_of(source / WEIGHTS)
+    if private:
+        return {"start": {"generator_sha256": digest, **private}}
+    public = privacy["public"]
     if public.get("generator_sha256") != digest:
         raise ConfigError(
             f"start={source}: {WEIGHTS} is not what its privacy.json says was trained on public "
@@ -70,8 +68,43 @@ def statement_of(source: Path) -> dict[str, Any]:
     return {"start": {"generator_sha256": digest, **public, **map_of_start, "meaning": MEANING}}
 
 
+def stated_with(
+    privacy: Config, source: Path, start_plan: str, plan: Any, config: Config
+) -> dict[str, Any]:
+    """Returns the promise of a new run, with its start: the total of both where that is private.
+
+    Raises:
+        ConfigError: a private start of other data, another deal, or a plan that composes with none.
+    """
+    entry = statement_of(source)
+    if "plan" not in entry["start"]:
+        return {**privacy, **entry}
+    if privacy["model"] != "central":
+        raise ConfigError(
+            f"start={source} was trained on private data, and composes in mode=central alone: "
+            f"begin mode={config['mode']} with the folder of a run with public=true."
+        )
+    try:
+        before = stored_config(RunFolder(source))
+    except FedsinkError:
+        raise ConfigError(
+            f"start={source} was trained on private data, and no config.yaml says which: name the "
+            "folder of the run itself."
+        ) from None
+    for name in ("data", "clients", *(["partition"] if config["clients"] > 1 else [])):
+        was, now = (dict(leaves({name: c.get(name)})) for c in (before, config))
+        for key in {**was, **now}:
+            if was.get(key) != now.get(key) and key != "data.download":
+                raise ConfigError(
+                    f"start={source} was trained on private data with {key}={was.get(key)}, and "
+                    f"this run has {now.get(key)}: one total is stated for one set of records, "
+                    "dealt to the same clients."
+                )
+    return with_start(privacy, plan, entry["start"], start_plan)
+
+
 def put_in_place(generator: Generator, source: Path) -> None:
-    """Gives a generator the weights of a start, which must be public and of its architecture."""
+    """Gives a generator the weights of a start, which must be of its architecture."""
     # One that draws the same for every class and latent is refused, since no training repairs it:
     # steps too long for a loss without noise end in saturated pixels, where its gradient is 0.
     statement_of(source)
@@ -103,7 +136,7 @@ def put_in_place(generator: Generator, source: Path) -> None:
 
 def adopt(source: Path, folder: Path) -> None:
     """Copies a start into a new run's folder, from which the run is resumed."""
-    target = folder / FOLDER
+    target = folder / STARTED
     target.mkdir()
     for name in _FILES:
         (target / name).write_bytes((source / name).read_bytes())

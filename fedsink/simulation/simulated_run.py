@@ -28,12 +28,13 @@ from fedsink.reporting.displays import ForgivingStream
 from fedsink.results.pages.report_page import report_at_end
 from fedsink.server.folder import RunFolder, cautions, store_config, stored_config
 from fedsink.server.running import build_generator, run_server
-from fedsink.server.starting_weights import adopt, statement_of
+from fedsink.server.starting_weights import adopt, stated_with
 from fedsink.simulation.engine import EngineSettings, run_flower
 from fedsink.simulation.experiment import Experiment
 from fedsink.simulation.grid import SimulationGrid
 from fedsink.simulation.run_identity import RunIdentity, kind_of_noise
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
+from fedsink.strategies.base.private_start import STARTED
 from fedsink.values import Config
 
 _NAMED = 8  # classes of a line on the terminal
@@ -86,8 +87,9 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
                 "their replies; noise.draw=clients draws each client's."
             )
     if source is not None:
-        refuse_private(source, spec)
-        privacy |= statement_of(source)
+        privacy = stated_with(privacy, source, experiment.server.start_plan, strategy.plan, config)
+        if "plan" not in privacy["start"]:
+            refuse_private(source, spec)
     engine = experiment.engine
     choice = engine.chosen and f"engine={engine.name}: {engine.chosen}"
     for line in (choice, *_notes(experiment), *about):
@@ -120,7 +122,7 @@ def play(experiment: Experiment, path: Path, *, debug: bool = False) -> Path:
 
 def resume(
     path: Path,
-    assemble: Callable[[Config, RunIdentity], Experiment] = Experiment.of,
+    assemble: Callable[[Config, RunIdentity], Experiment] | None = None,
     *,
     debug: bool = False,
 ) -> Path:
@@ -128,7 +130,8 @@ def resume(
 
     Args:
         path: the folder.
-        assemble: makes the experiment that began there, of the stored configuration.
+        assemble: makes the experiment that began there, of the stored configuration; None: as
+            `Experiment.of` does.
         debug: print the logs of clients on Ray.
     """
     folder = RunFolder.existing(path)
@@ -145,6 +148,9 @@ def resume(
             identity.delete_key()  # a kill may have come after the last file, before the key went
             report_at_end(folder.path)
             return folder.path
+        if assemble is None:
+            own = folder.path / STARTED  # whose plan a total counts: the start may be gone
+            assemble, config = Experiment.of, config | ({"start": str(own)} if own.is_dir() else {})
         return _run(assemble(config, identity), folder, debug)
 
 

@@ -197,6 +197,12 @@ def _promise(privacy: dict[str, Any]) -> list[tuple[str, str, str]]:
     def add(name: str, key: str, remark: str) -> None:
         entries.append((name, number(privacy.get(key)), remark))
 
+    if isinstance(traded := privacy.get("trade_off"), dict):
+        remark = f"of a test with {number(traded.get('false_positive_rate'))} false ones; "
+        remark += f"no better than N(0, 1) against N(μ, 1), μ = {number(traded.get('mu'))}"
+        entries.append(
+            ("true positives, at most", number(traded.get("true_positive_rate")), remark)
+        )
     if privacy.get("model") == "central" and epsilon is not None:
         if privacy.get("capacity") is None:
             remark = "against who learns what was sampled"

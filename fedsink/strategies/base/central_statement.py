@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from fedsink.configuration import noise_entries
 from fedsink.privacy import ACCOUNTANTS, LOCAL_NOISE, NoiseShare, PrivacyPlan, UnprotectedPlan
 from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.privacy.plan import trade_off_of
 from fedsink.secagg.graph import most_colluders
 from fedsink.values import names_of
 
@@ -168,6 +169,7 @@ def central_statement(
         "accountant_library": ACCOUNTANTS.find(accountant).library,
         **sample.entries(plan, accountant),
         **(_shared_noise(plan, clients, share, integers) if shared else {}),
+        "trade_off": trade_off_of([plan], 2 * max((one.divergence for one in integers), default=0)),
         "clients": [{"client": name, **of_client} for name in names_of(range(clients))],
         **noise_entries(noise),
         "protected": (
@@ -233,7 +235,7 @@ _OF_A_CLIP = (
 )
 _NULL_WITHOUT_PRIVACY = (
     "epsilon", "delta", "unit", "adjacency", "adjacency_name", "accountant", "accountant_library",
-    "clip_bound", "sensitivity", "epsilon_unamplified",
+    "clip_bound", "sensitivity", "epsilon_unamplified", "trade_off",
 )  # fmt: skip
 
 

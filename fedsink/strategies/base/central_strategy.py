@@ -48,6 +48,7 @@ from fedsink.strategies.base.central_statement import (
     notice,
     unprotected_statement,
 )
+from fedsink.strategies.base.private_start import ADDED, plans_before
 from fedsink.strategies.base.round_strategy import (
     Quorum,
     RoundStrategy,
@@ -259,6 +260,7 @@ def central_plan(
     """Returns the plan that spends ε: two of (eps, sigma, rounds) give the third.
 
     Missing values come from the recipe; eps=inf is the same rounds with neither clip nor noise.
+    With a private start eps is the total of its plan and this one.
 
     Args:
         config: a configuration of the central mode.
@@ -301,6 +303,15 @@ def central_plan(
         eps = config.recipe["eps"]
     if rounds is None and (sigma is None or eps is None):
         rounds = config.recipe["rounds"]
+    before = plans_before(config.start)
+    if before and config.start_plan == ADDED and eps is not None:
+        spent = sum(earlier.epsilon() for earlier in before)
+        if eps <= spent:
+            raise ConfigError(
+                f"the start has spent ε = {spent:.4g} of the total eps={eps:g}, which leaves "
+                "nothing: raise eps."
+            )
+        eps, before = eps - spent, []
     if eps == math.inf and sigma is not None:
         raise ConfigError(f"eps=inf adds no noise, so sigma={sigma} has no meaning: leave one out.")
 
@@ -321,6 +332,7 @@ def central_plan(
             adjacency=config.adjacency,
             capacity=capacity,
             nominal_records=limit,
+            before=before,
         )
 
     if config.capacity is None:

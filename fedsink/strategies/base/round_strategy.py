@@ -349,6 +349,9 @@ class RoundStrategy(Strategy):
     def label_prior(self) -> Tensor:
         """Returns public class probabilities for sampling, (C,)."""
 
+    total_epsilon: float | None = None
+    """ε of a run and its private start together, in place of the two that follow."""
+
     @abstractmethod
     def epsilon_so_far(self) -> float:
         """Returns an upper bound on the ε of everything released until now (information only)."""
