@@ -37,8 +37,8 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import domain
 from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.accounting.calibration import sigma_for, uses_for
-from fedsink.privacy.accounting.composition import trade_off
-from fedsink.privacy.accounting.cost import Cost, Spent, changes_of, epsilon_of_spent
+from fedsink.privacy.accounting.composition import Spent, epsilon_of
+from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
 from fedsink.privacy.clips import CLIPS, UNREACHED, Clip, Clipped, clip_from_dict, clipped_by
 from fedsink.privacy.randomness.noise import Several, Stream, add_gaussian_each
@@ -188,10 +188,9 @@ class PrivacyPlan:
         cost = self.cost
         return cost.event(self.rate, self.noise_multiplier, cost.uses(self.rounds))
 
-    @property
-    def spent(self) -> Spent:
-        """What the whole run spends, to be composed with what other plans do."""
-        return Spent(self.cost, self.rate, self.noise_multiplier, self.cost.uses(self.rounds))
+    def spent(self, amplified: bool = True) -> Spent:
+        """Returns what the whole run spends, to be composed with what other plans do."""
+        return self.cost.spent(*self._step(self.rounds)[:3], amplified)
 
     @property
     def overflow(self) -> float:
@@ -394,8 +393,8 @@ class PrivacyPlan:
                 σ is left out and δ alone would pay (see `sigma_for`), or nothing but ε = 0 fits.
         """
         _check_alike(before, delta, adjacency)
-        spent = tuple(earlier.spent for earlier in before)
-        if spent and eps is not None and (paid := epsilon_of_spent(spent, delta)) >= eps:
+        spent = tuple(earlier.spent() for earlier in before)
+        if spent and eps is not None and (paid := epsilon_of(spent, delta)) >= eps:
             raise PrivacyError(
                 f"earlier plans on these records have spent ε = {paid:.4g} of the total eps="
                 f"{eps:g}, which leaves nothing: raise eps."
@@ -453,7 +452,7 @@ def composed_epsilon(plans: Sequence[PrivacyPlan], *, amplified: bool = True) ->
     """
     last = plans[-1]
     _check_alike(plans, last.delta, last.adjacency)
-    return epsilon_of_spent([plan.spent for plan in plans], last.delta, amplified)
+    return epsilon_of([plan.spent(amplified) for plan in plans], last.delta)
 
 
 def _check_alike(plans: Sequence[PrivacyPlan], delta: float, adjacency: str) -> None:
@@ -467,16 +466,6 @@ def _check_alike(plans: Sequence[PrivacyPlan], delta: float, adjacency: str) -> 
                     f"an earlier plan on these records has {name}={theirs}, and this one {ours}: "
                     "one total of loss distributions needs the same."
                 )
-
-
-def trade_off_of(plans: Sequence[PrivacyPlan], beside: float = 0.0) -> dict[str, float]:
-    """Returns the `fedsink.privacy.accounting.composition.trade_off` of plans on the same records.
-
-    `beside` is a part of δ that comes to those of full batches.
-    """
-    spent = [plan.spent for plan in plans]
-    beside += sum(one.overflow for one in spent)
-    return trade_off(changes_of(spent), beside=beside)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 from fedsink.errors import ConfigError, PrivacyError
-from fedsink.privacy import LOCAL_NOISE, CentralPlan, NoiseShare, domain
+from fedsink.privacy import LOCAL_NOISE, NoiseShare, domain
 from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.privacy.accounting.comparison import MANY_POINTS
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
@@ -22,14 +22,13 @@ from fedsink.strategies.base.central_statement import (
     unprotected_statement,
 )
 from fedsink.strategies.base.central_strategy import CentralSettings
-from fedsink.strategies.base.private_start import ADDED, COMPOSED, plans_of, with_start
+from fedsink.strategies.base.private_start import COMPOSED, plans_of, with_start
 from fedsink.strategies.gs_wgan import of_critics, published_claim
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.strategies.privatize_once import local_statement
-from fedsink.values import MOST_CLIENTS, Config, read_ranges
+from fedsink.values import MOST_CLIENTS, read_ranges
 
 _BEYOND = 1e300
-_BY = {COMPOSED: "pld", ADDED: "summation"}  # how ε of several plans is computed
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,22 @@ class Restatement:
 
 def restated(privacy: Mapping[str, Any]) -> Restatement:
     """Returns the promise of the plan in a privacy.json, which need not be trusted."""
-    plan = privacy.get("plan")
+    plan, start = privacy.get("plan"), privacy.get("start")
     if not isinstance(plan, dict):
         raise ConfigError("it holds no plan from which ε can be computed")
     values = dict(plan)
     mode = values.pop("mode", None)
     try:
-        if plans_of(privacy.get("start")) and mode != "central":
-            raise ConfigError("its start has a plan, and its own is not of mode=central")
+        if plans_of(start) and isinstance(start, dict) and mode == "central":
+            alone, how = _central(privacy, values), str(start["start_plan"])
+            entries = with_start(alone.entries, plan_from_dict(values), start, how)
+            by = "pld" if how == COMPOSED else "summation"
+            of_all = {by: entries["epsilon"]} if alone.epsilons else {}
+            return replace(alone, entries=entries, epsilons=of_all, left_out={})
         if mode == "central":
             return _central(privacy, values)
+        if plans_of(start):
+            raise ConfigError("its start has a plan, and its own is not of mode=central")
         if mode == "ldp":
             return _local(privacy, values)
     except (ConfigError, PrivacyError):
@@ -81,7 +86,6 @@ def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
     if not plan.protected:
         entries = unprotected_statement(plan, clients)
         entries["clients"] = [entries["clients"][0] | name for name in names]
-        entries = _begun(entries, plan, privacy)
         return Restatement(entries, clients, {}, {}, plan.nominal_records, *_alone(privacy, 0.0))
     accountant, shared = str(privacy["accountant"]), privacy.get("noise_share")
     share, integers = LOCAL_NOISE, dict[int, IntegerGaussian]()
@@ -116,9 +120,6 @@ def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
     left_out |= dict.fromkeys(slow, "it would take long")
     epsilons |= answered
     of_promise: tuple[Any, Any] = _alone(privacy, max(entries["epsilon"], epsilons.get("pld", 0.0)))
-    entries = _begun(entries, plan, privacy)
-    if "epsilons" in entries.get("start", {}):
-        epsilons, left_out = {_BY[entries["start"]["start_plan"]]: entries["epsilon"]}, {}
     if integers:
 
         @cache
@@ -137,13 +138,6 @@ def _central(privacy: Mapping[str, Any], values: dict[str, Any]) -> Restatement:
 
         of_promise = charged, cohort
     return Restatement(entries, clients, epsilons, left_out, plan.nominal_records, *of_promise)
-
-
-def _begun(entries: Config, plan: CentralPlan, privacy: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries with those of a private start; without one as they are."""
-    if not plans_of(privacy.get("start")):
-        return dict(entries)
-    return with_start(entries, plan, privacy["start"], str(privacy["start"]["start_plan"]))
 
 
 def _alone(privacy: Mapping[str, Any], epsilon: float) -> tuple[Any, Any]:

@@ -36,7 +36,7 @@ _SENTENCES = {
     "mechanism", "accountant_library", "sample_secrecy", "noise_meaning", "protected",
     "not_protected", "assumptions", "assumption", "reason", "source",
 }  # fmt: skip
-_PLAIN = {"plan", "method", "fedsink", "training", "paper", "run"}
+_PLAIN = {"plan", "start", "method", "fedsink", "training", "paper", "run"}
 """Entries of privacy.json that no plan gives, and that promise nothing."""
 _VOUCHED = {
     "participation": "who missed messages",
@@ -161,18 +161,13 @@ def _check_start(run: RecordedRun, verdict: Verdict) -> None:
                 "weights before round 1 had seen."
             )
         return
-    public = is_public(start)
     if own_file(own.privacy) and not own.path.is_symlink():
         lies: Config = {}
         with suppress(CheckpointError):
             lies = RecordedRun(own).privacy or {}
-        same = ("data_sha256",) if public else ("plan", "method", "noise", "start")
-        lies = lies.get("public", {}) if public else lies
-        weights = own.path / "generator.safetensors"
-        digest = sha256_of(weights) if own_file(weights) else None
-        if {n: lies.get(n) for n in same} != {n: start.get(n) for n in same} or (
-            digest not in (None, start.get("generator_sha256"))
-        ):
+        names = ("data_sha256",) if is_public(start) else ("plan", "method", "noise", "start")
+        lies = lies.get("public", {}) if is_public(start) else lies
+        if any(lies.get(name) != start.get(name) for name in names):
             verdict.reasons.append(f"The folder {STARTED}/ holds another start than is stated.")
     while start is not None:
         public = is_public(start)

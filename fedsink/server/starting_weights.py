@@ -13,21 +13,9 @@ from fedsink.errors import ConfigError, FedsinkError, ModelError
 from fedsink.models import Generator, load
 from fedsink.models.generators import DESCRIPTION, WEIGHTS, sample
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.server.folder import (
-    SUMS,
-    RunFolder,
-    check_sums,
-    note_sums,
-    sha256_of,
-    stored_config,
-)
-from fedsink.strategies.base.private_start import (
-    STARTED,
-    privacy_of,
-    private_entry,
-    with_start,
-)
-from fedsink.values import Config, leaves
+from fedsink.server.folder import SUMS, RunFolder, check_sums, note_sums, sha256_of, stored_config
+from fedsink.strategies.base.private_start import STARTED, private_entry, with_start
+from fedsink.values import Config, leaves, read_json
 
 _FILES = (WEIGHTS, DESCRIPTION, "privacy.json")
 _DRAWN = 64  # pictures, of all classes
@@ -50,14 +38,14 @@ def statement_of(source: Path) -> dict[str, Any]:
         - The entry has the SHA-256 of the weights, and of public data or the plan of private ones.
         - It names the map of a local start, whose band pictures are drawn in.
     """
-    privacy = privacy_of(source)
-    private = private_entry(source, privacy)
+    private = private_entry(source)
     if not (source / WEIGHTS).is_file() or (private and not (source / SUMS).is_file()):
         raise ModelError(f"start={source} has no {WEIGHTS} or no {SUMS}: its run has not ended.")
     check_sums(source, _FILES)
     digest = sha256_of(source / WEIGHTS)
     if private:
         return {"start": {"generator_sha256": digest, **private}}
+    privacy = read_json((source / "privacy.json").read_bytes())
     public = privacy["public"]
     if public.get("generator_sha256") != digest:
         raise ConfigError(
@@ -71,11 +59,7 @@ def statement_of(source: Path) -> dict[str, Any]:
 def stated_with(
     privacy: Config, source: Path, start_plan: str, plan: Any, config: Config
 ) -> dict[str, Any]:
-    """Returns the promise of a new run, with its start: the total of both where that is private.
-
-    Raises:
-        ConfigError: a private start of other data, another deal, or a plan that composes with none.
-    """
+    """Returns the promise of a new run, with its start: the total of both where that is private."""
     entry = statement_of(source)
     if "plan" not in entry["start"]:
         return {**privacy, **entry}

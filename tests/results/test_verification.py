@@ -308,11 +308,11 @@ def test_what_only_the_sender_says_is_one_sentence(handed):
     carried = "that the plan was carried out, and that its noise is secret"
     verdict = verdict_on(handed(promised(*HONEST["gs_wgan"])))
     assert (verdict.unvouched, verdict.notes) == ([of_run, carried], [])
-    more = {"start": {}, "participation": {}}
+    more = {"start": {"data_sha256": "0"}, "participation": {}}
     said = verdict_on(handed(promised(*CENTRAL) | more)).unvouched
     assert said[:2] == [
         "who missed messages",
-        "that the weights before round 1 saw public data alone",
+        "that the first start saw public data alone",
     ]
     stated = promised(*CENTRAL, noise="node")
     folder = handed(stated, [signed(stated, 0), signed(stated, 1)])

@@ -115,7 +115,10 @@ def test_added_epsilons_and_deltas_are_sums(runs: dict[str, Path]) -> None:
         (["eps=0.9", "start_plan=added"], "has spent ε = 1 of the total eps=0.9"),
         (["delta=1e-6"], "has delta=1e-05, and this one 1e-06"),
         (["adjacency=client", "capacity=100", "eps=1000"], "has adjacency=add-remove, and this"),
-        (["adjacency=client", "capacity=100", "eps=1000", "start_plan=added"], "one adjacency, n"),
+        (
+            ["adjacency=client", "capacity=100", "eps=1000", "start_plan=added"],
+            "adjacency=add-remove, not client",
+        ),
         (["clients=3"], "trained on private data with clients=2, and this run has 3"),
         (["partition.seed=5"], "with partition.seed=0, and this run has 5"),
         (["data.nominal_records=1500"], "with data.nominal_records=1437, and this run has 1500"),

@@ -28,7 +28,6 @@ in every round.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +43,7 @@ from fedsink.privacy.accounting.accountants import (
     rdp_epsilon,
 )
 from fedsink.privacy.accounting.capacity import overflow_probability
-from fedsink.privacy.accounting.composition import Uses, epsilon_of_uses
-from fedsink.privacy.accounting.replacement import replacement_epsilon
+from fedsink.privacy.accounting.composition import Spent, Uses, epsilon_of, replacement
 from fedsink.privacy.adjacency import ADD_REMOVE, CLIENT, REPLACE_ONE, check_adjacency
 from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.sampling import SCHEDULES, Schedule
@@ -112,21 +110,14 @@ class Cost:
         events = checks.require("dp_accounting")
         return events.SelfComposedDpEvent(events.GaussianDpEvent(self._of_unit(sigma)), uses)
 
-    def changes(self, rate: float, sigma: float, uses: int) -> tuple[Uses, ...]:
-        """Returns the uses that see a unit, by what changes of it: its content, or its label.
-
-        One entry where both are the same.
-        """
-        if self._unsampled(rate):
-            return (Uses("gaussian", 1.0, self._of_unit(sigma), uses),)
-        if not self.by_pairs(rate):
-            return (Uses("poisson", rate, sigma, uses),)
-        opposite = self.clip.replacement == "opposite"
-        of_content = sigma * self.clip.sensitivity / self.clip.bound if opposite else sigma
-        content = Uses(self.clip.replacement, rate, of_content, uses)
-        if self.schedule.classes == 1:
-            return (content,)
-        return content, Uses("two-labels", rate, of_content, uses)
+    def spent(self, rate: float, sigma: float, uses: int, amplified: bool = True) -> Spent:
+        """Returns what a plan spends; `amplified` False: as if everybody saw who was sampled."""
+        overflow, seen = self.overflow(rate, uses), rate if amplified else 1.0
+        if self._unsampled(seen):
+            return Spent((Uses("gaussian", 1.0, self._of_unit(sigma), uses),), overflow)
+        if not self.by_pairs(seen):
+            return Spent((Uses("poisson", seen, sigma, uses),), overflow)
+        return Spent(replacement(seen, sigma, uses, self.clip, self.schedule), overflow)
 
     def overflow(self, rate: float, uses: int) -> float:
         """Returns the part of δ that a full batch costs (`fedsink.privacy.accounting.capacity`)."""
@@ -157,7 +148,7 @@ class Cost:
         """
         self._check(rate, accountant)
         if self.before:
-            return epsilon_of_spent([*self.before, Spent(self, rate, sigma, uses)], delta)
+            return epsilon_of([*self.before, self.spent(rate, sigma, uses)], delta)
         return self._epsilon(rate, sigma, uses, self._left(rate, uses, delta), accountant)
 
     def epsilon_unamplified(
@@ -221,13 +212,7 @@ class Cost:
             return poisson_gaussian_epsilon(1.0, self._of_unit(sigma), uses, delta, accountant)
         if not self.by_pairs(rate):
             return poisson_gaussian_epsilon(rate, sigma, uses, delta, accountant)
-        try:
-            return replacement_epsilon(rate, sigma, uses, delta, self.clip, self.schedule)
-        except PrivacyError:
-            if not self._asked_in_secret(rate):
-                raise
-            # No grid is fine enough for so little noise. Without amplification ε is no less.
-            return poisson_gaussian_epsilon(1.0, sigma, uses, delta, accountant)
+        return epsilon_of([Spent(replacement(rate, sigma, uses, self.clip, self.schedule))], delta)
 
     def _check(self, rate: float, accountant: str) -> None:
         self.clip.check_rate(rate)
@@ -264,36 +249,3 @@ class Cost:
         """Returns the noise multiplier against all that a unit contributes to one round."""
         checks.positive("sigma", sigma)
         return sigma / self.clip.of_client(self.capacity) if self._by_client else sigma
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What one plan spends: its cost, q, σ and the uses of a unit."""
-
-    cost: Cost
-    rate: float
-    sigma: float
-    uses: int
-
-    @property
-    def overflow(self) -> float:
-        """The part of δ that a full batch costs."""
-        return self.cost.overflow(self.rate, self.uses)
-
-
-def changes_of(plans: Sequence[Spent], amplified: bool = True) -> list[list[Uses]]:
-    """Returns, for each way in which a unit may change, the uses of all plans that see it.
-
-    `amplified` False counts every use as if everybody saw who was sampled.
-    """
-    each = [one.cost.changes(one.rate if amplified else 1.0, one.sigma, one.uses) for one in plans]
-    return [[uses[min(way, len(uses) - 1)] for uses in each] for way in range(max(map(len, each)))]
-
-
-def epsilon_of_spent(plans: Sequence[Spent], delta: float, amplified: bool = True) -> float:
-    """Returns ε(δ) of several plans on the same records, each fixed before the first began.
-
-    Infinite where already overflows cost δ.
-    """
-    left = checks.failure_probability(delta) - sum(one.overflow for one in plans)
-    return epsilon_of_uses(changes_of(plans, amplified), left) if left > 0.0 else math.inf

@@ -1,4 +1,4 @@
-"""ε under replace-one, by privacy loss distributions: its dominating pairs, and their composition.
+"""Loss distributions under replace-one: its dominating pairs, and their composition.
 
 One labelled record is replaced by any other. Two things can happen, and ε is the worse of them. A
 clip names the pair of the first in `Clip.replacement`.
@@ -38,66 +38,18 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedsink.errors import PrivacyError
-from fedsink.privacy.accounting import grids
-from fedsink.privacy.accounting.accountants import gaussian_epsilon
 from fedsink.values import privacy_checks as checks
-
-if TYPE_CHECKING:
-    from fedsink.privacy.clips import Clip
-    from fedsink.privacy.sampling import Schedule
-
-
-def replacement_epsilon(
-    rate: float, sigma: float, uses: int, delta: float, clip: Clip, schedule: Schedule
-) -> float:
-    """Returns ε(δ) of `uses` rounds a record of one label, under replace-one."""
-    # σ is the noise std over the *clip's* sensitivity (Δ, 2Δ or 2C). The clip names the pair of a
-    # changed content; in a schedule of several classes a change of label moves a record to others'
-    # rounds. A PrivacyError where no grid gives a reliable answer.
-    rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
-    uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
-    if clip.replacement == "opposite":
-        sigma *= clip.sensitivity / clip.bound  # the two means lie at plus and minus the bound
-    pairs = [clip.replacement, *(["two-labels"] if schedule.classes > 1 else [])]
-    return max(_epsilon(pair, rate, sigma, uses, delta) for pair in pairs)
-
 
 # Distance of one round's two means, in units of σ's sensitivity, and number of rounds per use.
 DISTANCES = {"opposite": (2.0, 1), "without-replacement": (1.0, 1), "two-labels": (1.0, 2)}
 
 
-@lru_cache(maxsize=1024)
-def _epsilon(pair: str, rate: float, sigma: float, uses: int, delta: float) -> float:
-    distance, rounds = DISTANCES[pair]
-    if rate == 1.0:
-        return gaussian_epsilon(sigma / (distance * math.sqrt(rounds * uses)), delta)
-    grid = grids.grid_for(rate, sigma / distance, rounds * uses)
-    if grid > grids.COARSEST:
-        raise PrivacyError(
-            f"sigma={sigma:g} is too small for a guarantee under replace-one: raise it."
-        )
-    if delta <= grids.ERROR:
-        raise PrivacyError(f"delta={delta:g} is too small for a guarantee under replace-one.")
-
-    def on_grid(interval: float) -> float:
-        composed = composed_pld(pair, rate, sigma, uses, interval)
-        return grids.epsilon_of(composed, delta)
-
-    bound, settled = grids.cross_checked(on_grid, grid, rate, sigma / distance, rounds * uses)
-    if not settled and rounds * uses >= grids.MANY_USES:
-        raise PrivacyError(
-            f"{uses} uses at rate={rate:g} and sigma={sigma:g} have no reliable ε under "
-            "replace-one: the grids do not agree; use fewer rounds."
-        )
-    return bound
-
-
 def composed_pld(pair: str, rate: float, sigma: float, uses: int, grid: float) -> Any:
+    """Returns the loss distribution of `uses` rounds a record of one label, with a pair."""
     pld = checks.require("dp_accounting.pld.privacy_loss_distribution")
     if pair == "opposite":
         return pld.PrivacyLossDistribution(_pmf(("REPLACE",), rate, sigma, grid).self_compose(uses))

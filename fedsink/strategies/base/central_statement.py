@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from fedsink.configuration import noise_entries
 from fedsink.privacy import ACCOUNTANTS, LOCAL_NOISE, NoiseShare, PrivacyPlan, UnprotectedPlan
+from fedsink.privacy.accounting.composition import trade_off
 from fedsink.privacy.integer_gaussian import IntegerGaussian
-from fedsink.privacy.plan import trade_off_of
 from fedsink.secagg.graph import most_colluders
 from fedsink.values import names_of
 
@@ -169,7 +169,9 @@ def central_statement(
         "accountant_library": ACCOUNTANTS.find(accountant).library,
         **sample.entries(plan, accountant),
         **(_shared_noise(plan, clients, share, integers) if shared else {}),
-        "trade_off": trade_off_of([plan], 2 * max((one.divergence for one in integers), default=0)),
+        "trade_off": trade_off(
+            [plan.spent()], 2 * max((i.divergence for i in integers), default=0)
+        ),
         "clients": [{"client": name, **of_client} for name in names_of(range(clients))],
         **noise_entries(noise),
         "protected": (

@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -48,7 +49,7 @@ from fedsink.strategies.base.central_statement import (
     notice,
     unprotected_statement,
 )
-from fedsink.strategies.base.private_start import ADDED, plans_before
+from fedsink.strategies.base.private_start import ADDED, plans_of, private_entry
 from fedsink.strategies.base.round_strategy import (
     Quorum,
     RoundStrategy,
@@ -303,7 +304,7 @@ def central_plan(
         eps = config.recipe["eps"]
     if rounds is None and (sigma is None or eps is None):
         rounds = config.recipe["rounds"]
-    before = plans_before(config.start)
+    before = plans_of(private_entry(Path(config.start)) if config.start else None)
     if before and config.start_plan == ADDED and eps is not None:
         spent = sum(earlier.epsilon() for earlier in before)
         if eps <= spent:

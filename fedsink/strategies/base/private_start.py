@@ -13,7 +13,7 @@ from typing import Any
 from fedsink.configuration import noise_entries
 from fedsink.errors import ConfigError
 from fedsink.privacy import CentralPlan, PrivacyPlan, composed_epsilon, plan_from_dict
-from fedsink.privacy.plan import trade_off_of
+from fedsink.privacy.accounting.composition import trade_off
 from fedsink.values import read_json
 
 STARTED = "start"
@@ -38,27 +38,21 @@ _MEANING = {
 }
 
 
-def privacy_of(source: Path) -> Mapping[str, Any]:
-    """Returns privacy.json of a start's folder."""
-    try:
-        privacy: Any = read_json((source / "privacy.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        privacy = None
-    if not isinstance(privacy, Mapping):
-        raise ConfigError(
-            f"start={source} has no readable privacy.json, so that nothing says what its generator "
-            "was trained on: name the folder of a finished run."
-        )
-    return privacy
-
-
-def private_entry(source: Path, privacy: Mapping[str, Any]) -> dict[str, Any] | None:
+def private_entry(source: Path) -> dict[str, Any] | None:
     """Returns the entry `start` of the runs that a generator begins; None for one of public data.
 
     Raises:
         ConfigError: its records have no protection whose ε could be counted.
     """
-    if isinstance(privacy.get("public"), Mapping):
+    try:
+        privacy: Any = read_json((source / "privacy.json").read_bytes())
+        of_public = isinstance(privacy.get("public"), Mapping)
+    except (OSError, ValueError, RecursionError, AttributeError):
+        raise ConfigError(
+            f"start={source} has no readable privacy.json, so that nothing says what its generator "
+            "was trained on: name the folder of a finished run."
+        ) from None
+    if of_public:
         return None
     if privacy.get("model") != "central" or privacy.get("noise_share") or not privacy.get("plan"):
         raise ConfigError(
@@ -102,13 +96,6 @@ def is_public(start: Mapping[str, Any]) -> bool:
     return "data_sha256" in start and "plan" not in start
 
 
-def plans_before(source: str | None) -> list[PrivacyPlan]:
-    """Returns the plans that a run from a start has to count; none for a public start."""
-    if source is None:
-        return []
-    return plans_of(private_entry(Path(source), privacy_of(Path(source))))
-
-
 def with_start(
     promise: Mapping[str, Any], plan: CentralPlan, start: Mapping[str, Any], start_plan: str
 ) -> dict[str, Any]:
@@ -142,16 +129,14 @@ def with_start(
             "accountant and published forms out, or begin with a public start."
         )
     if len({one.adjacency for one in plans}) > 1:
-        words = ", ".join(one.adjacency for one in plans)
-        raise ConfigError(f"the plans of a start and of a run have one adjacency, not {words}.")
+        raise ConfigError(f"the start has adjacency={plans[0].adjacency}, not {plan.adjacency}.")
     alone, deltas = [one.epsilon() for one in plans], [one.delta for one in plans]
     total: dict[str, Any] = {"epsilon": sum(alone), "delta": sum(deltas)}
     unamplified = sum(one.epsilon_unamplified() for one in plans)
-    of_one = ("adjacencies", "trade_off")
-    kept = {name: value for name, value in promise.items() if name not in of_one}
+    kept = {k: v for k, v in promise.items() if k not in ("adjacencies", "trade_off")}
     if start_plan == COMPOSED:
         total = {"epsilon": composed_epsilon(plans), "delta": plan.delta}
-        total["trade_off"] = trade_off_of(plans)
+        total["trade_off"] = trade_off([one.spent() for one in plans])
         unamplified = composed_epsilon(plans, amplified=False)
     if any(one.capacity is None for one in plans):
         total["epsilon_unamplified"] = unamplified
@@ -165,6 +150,3 @@ def with_start(
         "protected": f"{promise['protected']} {_MEANING[start_plan]}",
         "start": {**said, "epsilons": alone, "deltas": deltas},
     }
-
-
-_OF_ONE_PLAN = ("adjacencies", "trade_off")  # entries that do not hold for a total

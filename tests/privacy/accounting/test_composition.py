@@ -24,7 +24,7 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.accounting.accountants import gaussian_delta, gaussian_epsilon
 from fedsink.privacy.accounting.capacity import overflow_probability
-from fedsink.privacy.plan import trade_off_of
+from fedsink.privacy.accounting.composition import trade_off
 
 JOINT = JointSchedule()
 FIRST = PrivacyPlan(0.5, 8.0, 3, RecordClip(1.0), JOINT, 1e-5)
@@ -93,6 +93,10 @@ def test_so_many_uses_that_no_grid_serves_are_the_sum_of_the_plans() -> None:
     many = PrivacyPlan(1e-3, 0.02, 10**6, RecordClip(1.0), JOINT, 1e-5)
     parts = [replace(plan, delta=5e-6).epsilon() for plan in (many, FIRST)]
     assert composed_epsilon([many, FIRST]) == pytest.approx(sum(parts), rel=1e-6)
+
+
+def trade_off_of(plans: list[PrivacyPlan]) -> dict[str, float]:
+    return trade_off([plan.spent() for plan in plans])
 
 
 SOLVED: dict[str, Any] = {

@@ -20,7 +20,7 @@ from fedsink.privacy import (
     poisson_gaussian,
 )
 from fedsink.privacy.accounting.accountants import gaussian_epsilon, pld_epsilon, rdp_epsilon
-from fedsink.privacy.accounting.replacement import replacement_epsilon
+from fedsink.privacy.accounting.composition import Spent, epsilon_of, replacement
 
 RECORD, BATCH = RecordClip(1.0), BatchClip(1.0)
 JOINT, SPLIT = JointSchedule(), ClassSchedule(10)
@@ -40,7 +40,9 @@ def test_add_remove_is_the_poisson_subsampled_gaussian():
 def test_replace_one_has_its_own_pairs_and_pld_alone():
     cost = Cost(BATCH, SPLIT, "replace-one")
     assert cost.accountants(0.2) == ("pld",)
-    assert cost.epsilon(0.2, 2.0, 30, 1e-5) == replacement_epsilon(0.2, 2.0, 30, 1e-5, BATCH, SPLIT)
+    assert cost.epsilon(0.2, 2.0, 30, 1e-5) == epsilon_of(
+        [Spent(replacement(0.2, 2.0, 30, BATCH, SPLIT))], 1e-5
+    )
     assert cost.quick_bound(0.2, 2.0, 30, 1e-5) == math.inf
     for accountant in ("prv", "rdp", "rdp-opacus", "rdp-classic"):
         with pytest.raises(PrivacyError, match=f"{accountant} accountant has no bound under repl"):
@@ -207,7 +209,7 @@ def test_critics_that_are_asked_in_secret_cost_a_record_that_is_replaced(adjacen
     clip, rate, uses = CriticClip(0.7, 40), 0.2, 30
     cost = Cost(clip, TurnSchedule(4), adjacency)
     found = cost.epsilon(rate, 2.0, uses, 1e-5)
-    assert found == replacement_epsilon(rate, 4.0, uses, 1e-5, RecordClip(0.7), JOINT)
+    assert found == epsilon_of([Spent(replacement(rate, 4.0, uses, RecordClip(0.7), JOINT))], 1e-5)
     assert Cost(RECORD, JOINT).epsilon(rate, 4.0, uses, 1e-5) < found
     whole = gaussian_epsilon(2.0 / math.sqrt(uses), 1e-5)
     assert found < cost.epsilon(0.999, 2.0, uses, 1e-5) <= 1.01 * whole
