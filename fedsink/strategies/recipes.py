@@ -69,7 +69,7 @@ class Method(ABC):
         generator: the name of a generator, with options by the rule; a mapping of its name and
             options, ``{"name": "dct_mlp", "radius": 7}``; or a generator, of which the architecture
             counts: a run draws its own initial weights, since those that private records have
-            trained would spend their ε again, unseen (`start=` takes public ones).
+            trained would spend their ε again, unseen (`start=` counts it).
     """
 
     generator: str | Table | Generator

@@ -224,6 +224,30 @@ def test_a_run_starts_from_public_weights_that_lie_at_the_server(
 
 
 @pytest.mark.medium
+def test_a_private_start_at_the_server_is_counted_and_nodes_add_both_up(
+    tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    run_deployed(grid(), submitted(*CENTRAL, "eps=2"), Submitter())
+    (tmp_path / "starts").mkdir()
+    folder.path.rename(tmp_path / "starts" / "first")
+    submitter = Submitter()
+    run_deployed(grid(), submitted(*CENTRAL, "start=first"), submitter)
+    submitter.unpack(tmp_path / "here")
+    stated = json.loads((tmp_path / "here" / "privacy.json").read_text())
+    assert 4.98 < stated["epsilon"] <= 5.0
+    first, second = stated["start"]["epsilons"]
+    assert first == pytest.approx(2.0, abs=0.01)
+    verdict = verdict_on(tmp_path / "here")
+    assert (verdict.reasons, verdict.starts) == ([], ["the same records by dp_sinkhorn"])
+    assert [node["epsilon"] for node in verdict.nodes] == [pytest.approx(second)] * 2
+    for number in range(2):
+        database = Database(tmp_path / f"node-{number}" / "state" / "ledger.sqlite", writable=False)
+        [account] = report(database)
+        assert account.spent_epsilon == pytest.approx(first + second)
+        database.close()
+
+
+@pytest.mark.medium
 def test_a_log_stays_at_the_server(folder: RunFolder, grid: Callable[..., Nodes]) -> None:
     submitter = Submitter()
     run_deployed(grid(), submitted(*CENTRAL, "log=tensorboard"), submitter)

@@ -15,15 +15,25 @@ from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from fedsink import DPSinkhorn, Federation
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import PrivacyPlan, RecordClip, composed_epsilon, plan_from_dict
+from fedsink.results.pages.model_card import model_card
+from fedsink.results.pages.page import number
+from fedsink.results.pages.report_page import write_report
 from fedsink.results.verification import CONSISTENT, REFUSED, UNPROTECTED, Verdict, verdict_on
-from fedsink.server.folder import RunFolder, note_sums, sha256_of, store_config, stored_config
+from fedsink.server.folder import (
+    RecordedRun,
+    RunFolder,
+    note_sums,
+    sha256_of,
+    store_config,
+    stored_config,
+)
 from fedsink.server.starting_weights import stated_with
 from fedsink.simulation.simulated_run import resume, start
 
 from .conftest import killed_at, weights
 from .test_public_start import composed, of_public, refused, stated
 
-SECRET = ("seed=null", "rounds=2", "eps=1")
+SECRET = ("seed=null", "rounds=2", "eps=0.1")
 
 
 def begun(folder: Path, *keys: str) -> Path:
@@ -50,9 +60,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         place = tmp_path_factory.mktemp("chain")
         patch.setenv("XDG_STATE_HOME", str(place / "state"))
         first = begun(place / "first")
-        second = begun(place / "second", "eps=2", f"start={first}")
-        third = begun(place / "third", "eps=3", f"start={second}")
-        added = begun(place / "added", "eps=3", f"start={first}", "start_plan=added", "delta=1e-6")
+        second = begun(place / "second", "eps=0.2", f"start={first}")
+        third = begun(place / "third", "eps=0.3", f"start={second}")
+        added = begun(
+            place / "added", "eps=0.3", f"start={first}", "start_plan=added", "delta=1e-6"
+        )
         return {"first": first, "second": second, "third": third, "added": added}
 
 
@@ -64,7 +76,7 @@ def test_eps_is_the_total_of_both_runs(runs: dict[str, Path]) -> None:
     assert second["start"]["method"] == "dp_sinkhorn"
     assert second["start"]["generator_sha256"] == sha256_of(runs["first"] / "generator.safetensors")
     assert second["epsilon"] == pytest.approx(by_dp_accounting(plans), rel=1e-4)
-    assert 1.99 < second["epsilon"] <= 2.0
+    assert 0.199 < second["epsilon"] <= 0.2
     assert second["delta"] == 1e-5
     assert {entry["epsilon"] for entry in second["clients"]} == {second["epsilon"]}
     assert second["start"]["epsilons"] == [plan.epsilon() for plan in plans]
@@ -83,7 +95,7 @@ def test_a_chain_composes(runs: dict[str, Path]) -> None:
     plans = [plan_of(stated(runs[name])) for name in ("first", "second", "third")]
     third = stated(runs["third"])
     assert third["epsilon"] == pytest.approx(by_dp_accounting(plans), rel=1e-4)
-    assert 2.98 < third["epsilon"] <= 3.0
+    assert 0.298 < third["epsilon"] <= 0.3
     assert third["start"]["start"] == stated(runs["second"])["start"]
     verdict = verdict_on(runs["third"])
     assert verdict.verdict == CONSISTENT
@@ -94,11 +106,30 @@ def test_a_chain_composes(runs: dict[str, Path]) -> None:
 
 
 @pytest.mark.medium
+def test_report_and_card_state_the_total_and_the_trade_off(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in ("second", "added"):
+        folder = shutil.copytree(runs[name], tmp_path / name)
+        write_report(folder)
+        page = (folder / "report.html").read_text()
+        assert "dp_sinkhorn on the same records, plans of ε = " in page
+        assert ("true positives, at most" in page) == (name == "second")
+    run = RecordedRun.of(runs["second"])
+    card = model_card(run, run.privacy or {}, run.result or {}, "mit")
+    assert "ε = 0.2, δ = 1e-5 per record" in card
+    assert "it holds where this run's plan was fixed without looking" in card
+    assert "whose plan is counted" in card
+    power = stated(runs["second"])["trade_off"]["true_positive_rate"]
+    assert f"with a chance of at most {number(power)}; no test does better" in card
+
+
+@pytest.mark.medium
 def test_added_epsilons_and_deltas_are_sums(runs: dict[str, Path]) -> None:
     first, added = stated(runs["first"]), stated(runs["added"])
     plans = [plan_of(first), plan_of(added)]
     assert added["epsilon"] == pytest.approx(sum(plan.epsilon() for plan in plans))
-    assert 2.98 < added["epsilon"] <= 3.0
+    assert 0.298 < added["epsilon"] <= 0.3
     assert added["delta"] == pytest.approx(1.1e-5)
     assert "hold for any choice of a plan" in added["protected"]
     assert "trade_off" not in added
@@ -111,8 +142,8 @@ def test_added_epsilons_and_deltas_are_sums(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        (["eps=0.9"], r"have spent ε = 1 of the total eps=0.9, which leaves nothing"),
-        (["eps=0.9", "start_plan=added"], "has spent ε = 1 of the total eps=0.9"),
+        (["eps=0.09"], r"have spent ε = 0.09999 of the total eps=0.09, which leaves nothing"),
+        (["eps=0.09", "start_plan=added"], "has spent ε = 0.09999 of the total eps=0.09"),
         (["delta=1e-6"], "has delta=1e-05, and this one 1e-06"),
         (["adjacency=client", "capacity=100", "eps=1000"], "has adjacency=add-remove, and this"),
         (
@@ -141,7 +172,7 @@ def test_what_does_not_compose_is_refused(
         (copied / "privacy.json").write_text(json.dumps(privacy))
         note_sums(copied)
         source = copied
-    assert words in refused(tmp_path, "seed=null", "eps=2", *keys, f"start={source}")
+    assert words in refused(tmp_path, "seed=null", "eps=0.2", *keys, f"start={source}")
 
 
 @pytest.mark.medium
@@ -149,9 +180,11 @@ def test_a_start_whose_records_nobody_can_name_is_refused(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
     alone = shutil.copytree(runs["second"] / "start", tmp_path / "alone")
-    assert "no config.yaml says which" in refused(tmp_path, "seed=null", "eps=3", f"start={alone}")
+    assert "no config.yaml says which" in refused(
+        tmp_path, "seed=null", "eps=0.3", f"start={alone}"
+    )
     (alone / "SHA256SUMS").unlink()
-    assert "its run has not ended" in refused(tmp_path, "seed=null", "eps=3", f"start={alone}")
+    assert "its run has not ended" in refused(tmp_path, "seed=null", "eps=0.3", f"start={alone}")
 
 
 @pytest.mark.medium
@@ -162,9 +195,9 @@ def test_the_local_mode_composes_with_no_start(runs: dict[str, Path]) -> None:
 
 @pytest.mark.medium
 def test_reproducible_noise_of_a_start_leaves_nothing_protected(tmp_path: Path) -> None:
-    first = start(composed("eps=1"), tmp_path / "first")
-    second = begun(tmp_path / "second", "eps=2", f"start={first}")
-    third = begun(tmp_path / "third", "eps=3", f"start={second}")
+    first = start(composed("eps=0.1"), tmp_path / "first")
+    second = begun(tmp_path / "second", "eps=0.2", f"start={first}")
+    third = begun(tmp_path / "third", "eps=0.3", f"start={second}")
     for run in (second, third):
         assert stated(run)["noise"] == "reproducible"
         assert "can subtract that noise, and no record is protected" in stated(run)["noise_meaning"]
@@ -177,7 +210,7 @@ def test_a_killed_run_continues_without_its_start_to_the_same_promise(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
     first = shutil.copytree(runs["first"], tmp_path / "first")
-    keys = composed("eps=2", f"start={first}", "report.checkpoint_seconds=0")
+    keys = composed("eps=0.2", f"start={first}", "report.checkpoint_seconds=0")
     whole = start(keys, tmp_path / "whole")
     killed_at(1, lambda: start(keys, tmp_path / "killed"))
     first.rename(tmp_path / "gone")
@@ -189,8 +222,8 @@ def test_a_killed_run_continues_without_its_start_to_the_same_promise(
 def test_a_public_start_of_a_private_start_stays_in_the_chain(tmp_path: Path) -> None:
     public = start(of_public(), tmp_path / "public")
     first = begun(tmp_path / "first", f"start={public}")
-    second = begun(tmp_path / "second", "eps=2", f"start={first}")
-    assert 1.99 < stated(second)["epsilon"] <= 2.0
+    second = begun(tmp_path / "second", "eps=0.2", f"start={first}")
+    assert 0.199 < stated(second)["epsilon"] <= 0.2
     verdict = verdict_on(second)
     assert verdict.verdict == CONSISTENT
     assert verdict.starts == ["public data glyphs", "the same records by dp_sinkhorn"]
@@ -288,15 +321,15 @@ def test_a_federation_states_the_total_of_its_own_plans(tmp_path: Path) -> None:
     images, labels = torch.rand(40, 1, 8, 8, generator=random), torch.arange(40) % 2
     federation = Federation(images, labels, clients=2, classes=2, nominal_records=40)
     how: dict[str, Any] = {"rate": 0.5, "clip": RecordClip(1.0), "delta": 1e-5, "rounds": 2}
-    first = PrivacyPlan.solve(**how, eps=1.0)
-    second = PrivacyPlan.solve(**how, eps=3.0, before=[first])
+    first = PrivacyPlan.solve(**how, eps=0.1)
+    second = PrivacyPlan.solve(**how, eps=0.3, before=[first])
     quiet = {"pictures": 0, "html": False}
     one = federation.fit(DPSinkhorn("dct_mlp", first), tmp_path / "one", report=quiet)
     two = federation.fit(
         DPSinkhorn("dct_mlp", second), tmp_path / "two", report=quiet, start=one.folder
     )
     assert two.privacy["epsilon"] == composed_epsilon([first, second])
-    assert 2.97 < two.privacy["epsilon"] <= 3.0
+    assert 0.297 < two.privacy["epsilon"] <= 0.3
     assert verdict_on(tmp_path / "two").verdict == CONSISTENT
     with pytest.raises(FedsinkError, match="start_plan is composed or added"):
         federation.fit(DPSinkhorn("dct_mlp", second), start=one.folder, start_plan="sum")
