@@ -157,7 +157,7 @@ def test_added_epsilons_and_deltas_are_sums(runs: dict[str, Path]) -> None:
         (["start_plan=added", "accountant=rdp"], "whose ε is by accountant=pld"),
         (["noise.share=secure_aggregation", "strategy.schedule=joint"], "add their whole noise"),
         (["start_plan=summed"], "start_plan is composed or added"),
-        (["ADDED"], "a start of its own whose ε was added"),
+        (["ADDED"], "no total of loss distributions holds"),
     ],
 )
 def test_what_does_not_compose_is_refused(
