@@ -45,7 +45,8 @@ HERE = Path(__file__).resolve().parent
 CLIENTS = (1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 SHARES = {"own": NoiseShare(), "shared": NoiseShare("secure_aggregation")}
 RECORDS, CLASSES = 60_000, 10
-VALUES = {"lam": 4.5, "rows": 20, "history": 3}  # else they follow the number of records
+# Else these follow the number of records.
+VALUES: dict[str, Any] = {"lam": 4.5, "rows": 20, "history": 3}
 PFL = "pfl==0.6.0"
 PFL_ROUNDS = 6
 

@@ -24,7 +24,7 @@ import ray
 import torch
 from flwr.clientapp import ClientApp
 
-from fedsink.protocol.exchange import Answers, Broadcast, Content, Exchange
+from fedsink.protocol.exchange import Answers, Broadcast, Content, Exchange, Uploads
 from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.simulation.ray.ray_grid import RayGrid
@@ -42,6 +42,12 @@ class Trivial:
 
     def handles(self, message_type: str) -> bool:
         return True
+
+    def uploads(self, message_type: str) -> bool:
+        return False
+
+    def upload(self, message_type: str, content: Content, clients: Sequence[int]) -> Uploads:
+        raise NotImplementedError
 
     def answers(
         self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
