@@ -33,6 +33,7 @@ _PLACES = {
     "fedsink.models": ("Dcgan", "DctMlp", "Generator", "Mlp"),
     "fedsink.strategies.recipes": ("DPSinkhorn", "EntropicLDP", "GSWGAN"),
     "fedsink.federation": ("Federation",),
+    "fedsink.clients.guard": ("guard",),
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 

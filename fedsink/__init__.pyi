@@ -2,6 +2,7 @@ from fedsink.api import Run as Run
 from fedsink.api import load as load
 from fedsink.api import resume as resume
 from fedsink.api import simulate as simulate
+from fedsink.clients.guard import guard as guard
 from fedsink.federation import Federation as Federation
 from fedsink.models import Dcgan as Dcgan
 from fedsink.models import DctMlp as DctMlp

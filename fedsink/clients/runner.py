@@ -18,7 +18,9 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from PIL import Image
 
+from fedsink.clients.answers.registry import ANSWERS
 from fedsink.clients.app import app, owners_settings
+from fedsink.clients.guard import answer_guarded, named_app
 from fedsink.clients.node import TOLD, open_node
 from fedsink.clients.owner.policy import Policy
 from fedsink.clients.owner.policy_file import read_policy
@@ -62,17 +64,28 @@ def opened(config: Config) -> tuple[int, str]:
             node = open_node(settings, int(config["partition-id"]))
         except ValueError as error:  # there is no such client
             raise ConfigError(str(error)) from None
-        _ = node.shard
+        if policy.allowed.mechanisms:
+            _ = node.shard
+        if policy.app is not None:
+            named_app(policy)
         return 0, _admitted(policy)
     except FedsinkError as error:
         return error.exit_code, str(error)
 
 
 def answered(config: Config, message: Message) -> Message:
-    """Returns the reply of the installed `fedsink.clients.app`, whatever app a run names."""
+    """Returns the reply of the installed `fedsink.clients.app`, whatever app a run names.
+
+    Where the policy names another installed app, that one answers behind the guard.
+    """
     metadata = message.metadata
     try:
         context = _context(config, metadata.run_id, metadata.dst_node_id)
+        kind, _, action = metadata.message_type.partition(".")
+        if kind in ("train", "evaluate") and action not in ANSWERS:
+            policy = read_policy(Path(str(config["policy"])))
+            if policy.app is not None:
+                return answer_guarded(policy, message, context)
         TOLD.add(owners_settings(context).data)  # the fork that opened the node told their owner
         return app(message, context)
     except Exception as error:  # no type of message that the app knows
@@ -90,8 +103,10 @@ def _admitted(policy: Policy) -> str:
     if rule != "refused":
         sums = "" if least is None else f" in sums of at least {least.minimum_cohort} clients"
         shared = f", shared{sums} ({rule})"
+    guarded = [] if policy.app is None else [f"{policy.app.client} (guarded)"]
+    answers = ", ".join([*policy.allowed.mechanisms, *guarded])
     return (
-        f"{policy.lineage}: answers {', '.join(policy.allowed.mechanisms)}; {'; '.join(budgets)}; "
+        f"{policy.lineage}: answers {answers}; {'; '.join(budgets)}; "
         f"noise={policy.noise}{shared}; state in {policy.state}"
     )
 

@@ -184,6 +184,10 @@ def _shown(database: Database | None, policy: Policy | None) -> str:
 
 
 def _method(run: RunReport) -> str | None:
+    if (by := run.plan.get("enforced_by")) is not None:
+        word = ", trained as the app says" if "training" in run.plan else ""
+        share = f", a part of the noise of {n}" if (n := run.plan.get("share", 1)) > 1 else ""
+        return f"{run.method}{share}, enforced by the {by}{word}"
     parts = run.plan.get("share", 1)
     if parts == 1:
         return run.method

@@ -17,13 +17,14 @@ from datetime import UTC, datetime, timedelta
 from multiprocessing import forkserver, get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fedsink.clients.app import app
 from fedsink.clients.node import close_nodes
@@ -33,7 +34,7 @@ from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
 from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import become
 from fedsink.protocol.dp_sinkhorn import Objective
-from fedsink.protocol.failure_codes import FAILED, MALFORMED
+from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED
 from fedsink.protocol.requests import unpack_replies
 from fedsink.protocol.signing import make_private_key, shown_key
 
@@ -252,6 +253,71 @@ def test_a_fork_answers_what_the_app_answers(runner: RunnerProcess, home: Path) 
     assert identity.content.config_records["identity"]["client"] == 0
     for kind in ("train.dp_sinkhorn", "train.no_such_answer", "evaluate"):
         assert runner.answer(asking(kind, RecordDict())).error.code == MALFORMED
+
+
+STRANGER = """
+import pyarrow  # as Hugging Face's datasets do; a prepared process has none
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    assert context.run_config == {"local-epochs": 2}
+    message.content["mine"] = message.content.pop("arrays")
+    return Message(message.content, reply_to=message)
+"""
+POLICY = """
+[data]
+lineage = "ward"
+nominal_records = 60
+[state]
+folder = "state"
+[noise]
+backend = "fast"
+[budget.client]
+epsilon = 10.0
+delta = 1e-5
+[app]
+client = "strangers.client_app:app"
+job = "update"
+rounds = 2
+delta = 1e-6
+clip_bound = 1.0
+noise_multiplier = 4.0
+[app.config]
+local-epochs = 2
+"""
+
+
+@pytest.mark.medium
+def test_a_strangers_app_is_answered_behind_the_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    become(1, 1)
+    (tmp_path / "policy.toml").write_text(POLICY)
+    config = {"policy": str(tmp_path / "policy.toml"), **ONE}
+    with pytest.raises(ConfigError, match=r"'strangers.client_app:app' cannot be used \(No module"):
+        RunnerProcess(config)
+    (tmp_path / "strangers").mkdir()
+    (tmp_path / "strangers" / "client_app.py").write_text(STRANGER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    runner = RunnerProcess(config)
+    assert runner.admitted.startswith("ward: answers strangers.client_app:app (guarded); ε ≤ 10")
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    replies = [runner.answer(asking("train", RecordDict({"arrays": arrays}))) for _ in range(3)]
+    assert [reply.has_error() for reply in replies] == [False, False, True]
+    assert replies[0].content["metrics"] == {"num-examples": 60}
+    noised = [reply.content["arrays"]["w"].numpy() for reply in replies[:2]]
+    assert 0 < np.abs(noised[0] - noised[1]).max() < 40
+    assert replies[2].error.code == REFUSED
+    assert "assert" not in capfd.readouterr().err  # the app has not failed, which would not show
+    assert runner.answer(asking("query", RecordDict())).has_error()
+    identity = runner.answer(asking("query.identity", RecordDict()))
+    assert identity.content.config_records["identity"]["client"] == 0
 
 
 @pytest.mark.medium

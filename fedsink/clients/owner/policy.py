@@ -15,7 +15,7 @@ from fedsink.secagg.parameters import NO_CERTIFICATE, Parameters, Rules
 from fedsink.secagg.refusals import CohortError
 
 if TYPE_CHECKING:
-    from fedsink.privacy.plan import CentralPlan
+    from fedsink.privacy.plan import CentralPlan, PrivacyPlan
 
 
 class PolicyRefusedError(ReleaseRefusedError):
@@ -83,6 +83,34 @@ class Aggregation(Rules):
 
 
 @dataclass(frozen=True)
+class AppTable:
+    """The `[app]` table: what leaves of a Flower app that is not fedsink's (`fedsink.guard`).
+
+    Attributes:
+        client: "package.module:name" of the installed `ClientApp` that `fedsink node` runs, or "".
+        config: the `run_config` that this app reads.
+        rounds: T, the most messages of a job that are answered, of training and of evaluation each.
+        delta: δ of one job, and again of the metrics of its training and of its evaluation.
+        plan: T unsampled Gaussians on a client's update of the parameters; None: the app noises its
+            training by records, and reserves what it costs.
+        layers: each of an update's n arrays is clipped to Δ/√n, instead of all together to Δ.
+        share: number of replies that a trusted sum holds at least; each has 1/share of the noise.
+        metrics: [low, high] of the metrics that leave, by name.
+        metrics_plan: T unsampled Gaussians on all of them, each scaled to [0, 1].
+    """
+
+    client: str
+    config: Mapping[str, Any]
+    rounds: int
+    delta: float
+    plan: PrivacyPlan | None
+    layers: bool
+    share: int
+    metrics: Mapping[str, tuple[float, float]]
+    metrics_plan: PrivacyPlan | None
+
+
+@dataclass(frozen=True)
 class Policy:
     """Limits in the owner's file; the ledger enforces its ε ceilings.
 
@@ -112,6 +140,7 @@ class Policy:
         operators: public keys of the operators whose requests are answered, by name; empty:
             requests need no signature.
         aggregation: conditions of secure aggregation; None: no part is taken in it.
+        app: what leaves of a Flower app that is not fedsink's; None: there is none.
     """
 
     path: Path
@@ -125,6 +154,7 @@ class Policy:
     allowed: AllowTable
     operators: Mapping[str, bytes]
     aggregation: Aggregation | None = None
+    app: AppTable | None = None
 
     @property
     def ledger(self) -> Path:

@@ -16,15 +16,18 @@ from typing import Any, NoReturn
 from fedsink.clients.answers.base import Answer
 from fedsink.clients.answers.registry import ANSWERS, answers_by_word, find_answer
 from fedsink.clients.owner.ledger.charge import Budget
-from fedsink.clients.owner.policy import Aggregation, AllowTable, Policy
-from fedsink.data.spec import DataSpec
+from fedsink.clients.owner.policy import Aggregation, AllowTable, AppTable, Policy
+from fedsink.data.spec import ARRAYS, DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
-from fedsink.privacy.adjacency import ADJACENCIES
+from fedsink.privacy import PrivacyPlan, RecordClip
+from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES, CLIENT
+from fedsink.privacy.plan import JOINT
 from fedsink.protocol.signing import read_key, read_keys
 from fedsink.secagg.identities import Authority, Peers
 from fedsink.secagg.parameters import LEAST_COHORT, NO_CERTIFICATE, Trust
 from fedsink.values import as_float, check_format
+from fedsink.values import privacy_checks as checks
 
 TABLE, TEXT, FLAG = "a table", "a non-empty text", "true or false"
 NUMBER, WHOLE = "a number ≥ 0", "a whole number ≥ 0"
@@ -65,6 +68,8 @@ WORDS = (
     *("maximum_clip_bound", "maximum_rounds", "maximum_rate", "capacity"),
     *("secure_aggregation", "aggregation", "peers", "authority", "certificate", "minimum_cohort"),
     *("threshold", "tolerate_dropouts"),
+    *("app", "client", "config", "job", "rounds", "clip_bound", "noise_multiplier", "layers"),
+    *("share", "metrics", "metric_noise_multiplier"),
 )
 """Every key of a policy except the limits that answers state."""
 _WHOLE = "each plan is charged whole before its first release, and plans add up"
@@ -100,13 +105,21 @@ def read_policy(path: Path) -> Policy:
     data, state, noise = (whole.table(name) for name in ("data", "state", "noise"))
     lineage = data.take("lineage", TEXT)
     on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")
-    spec = _data_spec(data, path.parent)
+    guarded, own = whole.optional_table("app"), TomlTable({"mechanisms": []}, path.name, "allow")
+    allow = whole.table("allow") if guarded is None else whole.optional_table("allow") or own
+    spec = _data_spec(data, path.parent, of_app=allow is own)
     folder = path.parent / state.take("folder", TEXT)
     days = state.take("state_days", NUMBER, None)
     backend = noise.choice("backend", ("secure", "fast"), REQUIRED)
     budgets = _budgets(whole.table("budget"))
-    allowed = _allowed(whole.table("allow"), spec, budgets)
+    allowed = _allowed(allow, spec, budgets)
     operators = _operators(whole.optional_table("operators"))
+    app = None if guarded is None else _app(guarded, budgets)
+    if app is not None and (operators or on_change == "refuse"):
+        whole.fail(
+            'with [app] there are neither [operators] nor on_change = "refuse": servers of Flower '
+            "sign no request, and only the app sees the data."
+        )
     aggregation = _aggregation(whole.optional_table("aggregation"), path.parent)
     if allowed.secure_aggregation == "masked" and aggregation is None:
         whole.fail("allow.secure_aggregation = 'masked' needs a table [aggregation].")
@@ -114,8 +127,59 @@ def read_policy(path: Path) -> Policy:
         table.finish()
     return Policy(
         path, lineage, spec, on_change, folder, days, backend, budgets, allowed, operators,
-        aggregation,
+        aggregation, app,
     )  # fmt: skip
+
+
+def _app(table: TomlTable, budgets: dict[str, Budget]) -> AppTable:
+    update = table.choice("job", ("update", "records"), REQUIRED) == "update"
+    adjacency, one = (CLIENT, 1) if update else (ADD_REMOVE, None)  # a client sends one vector
+    if (budget := budgets.get(adjacency)) is None:
+        table.fail(f"its jobs are charged under {adjacency}: add a [budget.{adjacency}].")
+    rounds, delta = table.take("rounds", WHOLE), table.take("delta", NUMBER)
+    if not 0 < delta <= budget.delta:
+        table.fail(f"delta = {delta:g} is not in (0, {budget.delta:g}], the budget's.")
+    rule = table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0])
+    if rule in ("untrusted", "masked"):
+        table.fail(
+            f'secure_aggregation = "{rule}": servers of Flower unmask no sum, and a part of the '
+            'noise protects no single reply: say "trusted" and share, or leave it out.'
+        )
+    share = table.take("share", WHOLE, REQUIRED if rule == "trusted" else 1)
+    if share < 1 or (share > 1 and not (update and rule == "trusted")):
+        table.fail('share, at least 1, is for job = "update" and secure_aggregation = "trusted".')
+
+    def plan(bound: float, sigma: float) -> PrivacyPlan:
+        clip = RecordClip(bound)
+        plan = PrivacyPlan(1.0, sigma, rounds, clip, JOINT, delta, adjacency, one)
+        if (cost := plan.rough_epsilon(budget.epsilon)) is not None:
+            table.fail(
+                f"a job costs ε = {cost:.3g}, above the budget's: add noise or do fewer."
+            )
+        return plan
+
+    bounds = dict[str, tuple[float, float]]()
+    if (named := table.optional_table("metrics")) is not None:
+        for name in named.names():
+            ends = named.take(name, NUMBERS)
+            if len(ends) != 2 or not -1e300 < ends[0] < ends[1] < 1e300:
+                named.fail(f"{name} must be [low, high].")
+            bounds[name] = float(ends[0]), float(ends[1])
+    of_update = of_metrics = None
+    try:
+        checks.count("rounds", rounds)
+        if update:
+            bound, sigma = (table.take(k, NUMBER) for k in ("clip_bound", "noise_multiplier"))
+            of_update = plan(bound, sigma)
+        if bounds:  # together they move by at most √n, whatever changes
+            sigma, bound = table.take("metric_noise_multiplier", NUMBER), math.sqrt(len(bounds))
+            of_metrics = plan(bound, sigma / bound)
+    except PrivacyError as error:
+        table.fail(str(error))
+    client, config = table.take("client", TEXT, ""), table.take("config", TABLE, {})
+    layers = table.take("layers", FLAG, False)
+    table.finish()
+    return AppTable(client, config, rounds, delta, of_update, layers, share, bounds, of_metrics)
 
 
 def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
@@ -174,7 +238,9 @@ def _operators(table: TomlTable | None) -> dict[str, bytes]:
     return operators
 
 
-def _data_spec(data: TomlTable, folder: Path) -> DataSpec:
+def _data_spec(data: TomlTable, folder: Path, *, of_app: bool) -> DataSpec:
+    if of_app:  # which alone reads them
+        return DataSpec(ARRAYS, (1,), ("all",), data.take("nominal_records", WHOLE))
     root = data.take("root", TEXT, None)
     try:
         return DataSpec(

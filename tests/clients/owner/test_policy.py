@@ -22,6 +22,7 @@ from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 from fedsink.protocol.signing import shown_key
 
 Make = Callable[..., GradientRequest]
+KEYS = [shown_key(bytes([number + 7] * 32)) for number in range(3)]
 LOCAL = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)
 TEXT = """
 [data]
@@ -204,16 +205,116 @@ def test_every_key_of_a_policy_is_among_its_words(
     take = TomlTable.take
 
     def noted(table: TomlTable, key: str, *more: Any) -> Any:
-        if table._where != "operators.keys":
+        if table._where not in ("operators.keys", "app.metrics"):
             taken.add(key)
         return take(table, key, *more)
 
     monkeypatch.setattr(TomlTable, "take", noted)
     (tmp_path / "peers.toml").write_text(f'0 = "{KEYS[0]}"')
-    write(more=BY_PEERS)
+    write({"[allow]": f"{CLIENTS}[allow]"}, more=BY_PEERS + APP)
     limits = {key for name in ANSWERS.own for key in ANSWERS[name].limits}
     assert taken - limits <= set(WORDS)
     assert set(WORDS) - taken <= {*ADJACENCIES, "operators", "keys"}
+
+
+CLIENTS = "[budget.client]\nepsilon = 5.0\ndelta = 1e-4\n"
+APP = """
+[app]
+job = "update"
+client = "quickstart.client_app:app"
+rounds = 10
+delta = 1e-5
+clip_bound = 1.0
+noise_multiplier = 4.0
+metric_noise_multiplier = 20.0
+[app.config]
+local-epochs = 2
+[app.metrics]
+accuracy = [0, 1]
+loss = [0.0, 5.0]
+"""
+GUARDED = f"""
+[data]
+lineage = "ward-7-scans"
+nominal_records = 61
+[state]
+folder = "state"
+[noise]
+backend = "fast"
+{CLIENTS}{APP}"""
+
+
+def guarded(folder: Path, changes: dict[str, str] | None = None) -> Policy:
+    text = GUARDED
+    for old, new in (changes or {}).items():
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "policy.toml"
+    path.write_text(text)
+    return read_policy(path)
+
+
+def test_an_app_that_is_not_fedsinks_needs_no_words_about_fedsinks(
+    tmp_path: Path, make_request: Make
+) -> None:
+    policy = guarded(tmp_path)
+    app = policy.app
+    assert app is not None
+    assert (app.client, app.config) == ("quickstart.client_app:app", {"local-epochs": 2})
+    assert app.metrics == {"accuracy": (0.0, 1.0), "loss": (0.0, 5.0)}
+    assert app.plan is not None
+    assert (app.plan.noise_std, app.plan.rounds, app.plan.unit) == (4.0, 10, "client")
+    assert app.metrics_plan is not None
+    assert app.metrics_plan.noise_std == pytest.approx(20.0)  # of each, of two that move by √2
+    with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms"):
+        policy.check_mechanism("clipped-gaussian")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({'"update"': '"updates"'}, r"\[app\]: job is update or records, not 'updates'"),
+        ({"rounds = 10": ""}, r"\[app\]: rounds is missing"),
+        ({"rounds = 10": "rounds = 0"}, r"\[app\]: rounds must be .* ≥ 1"),
+        ({"delta = 1e-5": "delta = 0"}, r"\[app\]: delta = 0 is not in \(0, 0.0001\]"),
+        ({"delta = 1e-5": "delta = 1e-3"}, r"\[app\]: delta = 0.001 is not in"),
+        ({"clip_bound = 1.0": ""}, r"\[app\]: clip_bound is missing"),
+        ({"clip_bound = 1.0": "clip_bound = 0"}, r"\[app\]: bound must be a finite number > 0"),
+        ({"noise_multiplier = 4.0": "noise_multiplier = 0"}, r"\[app\]: sigma must be a finite"),
+        (
+            {"\nnoise_multiplier = 4.0": "\nnoise_multiplier = 1"},
+            r"a job costs ε = 17.9, above the budget's: a",
+        ),
+        ({"metric_noise_multiplier = 20.0": ""}, r"metric_noise_multiplier is missing"),
+        ({"[0, 1]": "[1, 0]"}, r"\[app.metrics\]: accuracy must be \[low, high\]"),
+        ({"[0, 1]": "[0, inf]"}, r"\[app.metrics\]: accuracy must be \[low, high\]"),
+        ({"[0, 1]": "[0]"}, r"\[app.metrics\]: accuracy must be \[low, high\]"),
+        ({"rounds = 10": 'rounds = 10\nsecure_aggregation = "masked"'}, "unmask no sum"),
+        (
+            {"rounds = 10": 'rounds = 10\nsecure_aggregation = "untrusted"'},
+            "protects no single rep",
+        ),
+        ({"rounds = 10": 'rounds = 10\nsecure_aggregation = "trusted"'}, "share is missing"),
+        ({"rounds = 10": "rounds = 10\nshare = 3"}, "share, at least 1, is for job"),
+        ({"rounds = 10": "rounds = 10\nlayer = true"}, "unknown key 'layer'. Did you mean layers"),
+        ({'"update"': '"records"'}, r"charged under add-remove: add a \[budget.add-remove\]"),
+        (
+            {CLIENTS: CLIENTS.replace("client", "add-remove"), '"update"': '"records"'},
+            r"\[app\]: unknown key 'clip_bound'",
+        ),
+        ({"= 61": '= 61\non_change = "refuse"'}, "only the app sees the data"),
+        ({"[app]": f'[operators.keys]\nlab = "{KEYS[0]}"\n[app]'}, "servers of Flower sign no req"),
+        ({"nominal_records = 61": ""}, r"\[data\]: nominal_records is missing"),
+        ({"= 61": '= 61\nname = "digits"'}, r"\[data\]: unknown key 'name'"),
+        ({"[app]": "[ap]"}, r"\[app\]: job is missing"),
+        ({"[app": "[ap"}, "allow is missing"),
+    ],
+)
+def test_mistakes_in_the_table_of_an_app(
+    tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        guarded(tmp_path, changes)
 
 
 def test_limits_of_the_central_mode_are_needed_where_it_is_allowed_alone(write: Write) -> None:
@@ -347,7 +448,6 @@ def test_every_key_of_the_local_mode_is_enforced(
         PrivatizeOnceAnswer([request]).check_policy(write(changes))
 
 
-KEYS = [shown_key(bytes([number + 7] * 32)) for number in range(3)]
 MASKED = {"maximum_rate": 'secure_aggregation = "masked"\nmaximum_rate'}
 BY_PEERS = '[aggregation]\npeers = "peers.toml"\nminimum_cohort = 3\n'
 

@@ -38,6 +38,11 @@ OPERATOR, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n i
 UPLOAD = "train.privatize_once"
 KINDS = ("own", "share", "masked", "upload")
 OUTCOMES: dict[bytes | int, str] = {REFUSED: "refused", MALFORMED: "malformed", RUN_TAKEN: "taken"}
+APP = {
+    "job": "update", "rounds": 1, "delta": 1e-6, "clip_bound": 1.0, "noise_multiplier": 9.0,
+    "share": 1, "layers": True, "metric_noise_multiplier": 9.0, "metrics": {"loss": [0.0, 1.0]},
+    "client": "quickstart:app", "config": {},
+}  # fmt: skip
 CHANGES: list[tuple[str, Any, str]] = [
     ("data.lineage", "another", "refused refused = refused"),  # a masked vector is stored itself
     ("data.on_change", "refuse", "= = = ="),
@@ -82,6 +87,7 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("aggregation.peers", "others.toml", "= = = ="),
     ("operators.keys.other", shown_key(OTHER.public_key().public_bytes_raw()), "= = = ="),
     ("operators", None, "= = = ="),
+    ("app", APP, "invalid invalid invalid invalid"),  # servers of Flower sign no request
 ]  # fmt: skip
 """Word, new value, and what it does to a reply of each of `KINDS`: the same bytes, or a refusal."""
 

@@ -145,6 +145,23 @@ class Ledger:
                 )
         return claims
 
+    def claim_next(self, reservation: Reservation, digest: bytes) -> int:
+        """Claims the next round for an answer that is given once; returns the round's number.
+
+        It is for a plan whose rounds may all use one record, of data that the ledger never sees.
+        """
+        with self._database.transaction() as connection:
+            [(last,)] = connection.execute(
+                "SELECT COALESCE(MAX(round), 0) FROM claims WHERE run=?", (reservation.run,)
+            )
+            if last >= min(reservation.rounds, reservation.uses):
+                raise BudgetError(
+                    f"{reservation.lineage} has given all {last} answers that the run "
+                    f"{reservation.name} was charged for."
+                )
+            self._claim(reservation, Use(last + 1, None, digest))
+        return int(last) + 1
+
     def note_released(self, reservation: Reservation, rounds: Iterable[int]) -> None:
         """Notes that the replies of these rounds are stored and may have left the node."""
         with self._database.transaction() as connection:

@@ -289,6 +289,20 @@ def test_a_round_outside_the_plan_is_refused(ledger: Ledger, make_charge: Make, 
         ledger.claim(held, TODAY, [use(round)])
 
 
+def test_the_next_round_is_claimed_once_and_none_beyond_the_plan(
+    ledger: Ledger, make_charge: Make
+) -> None:
+    reservation = ledger.reserve("ward", "a", make_charge(rounds=3, uses=3), TEN)
+    numbers = [ledger.claim_next(reservation, bytes([n]) * 32) for n in range(3)]
+    assert numbers == [1, 2, 3]
+    with pytest.raises(BudgetError, match="ward has given all 3 answers that the run a was char"):
+        ledger.claim_next(reservation, b"3" * 32)
+    fewer = ledger.reserve("ward", "b", make_charge(plan={"b": 1}, rounds=3, uses=1), TEN)
+    assert ledger.claim_next(fewer, b"4" * 32) == 1
+    with pytest.raises(BudgetError):
+        ledger.claim_next(fewer, b"5" * 32)
+
+
 def test_uses_are_counted_per_label_and_the_maximum_is_enforced(
     ledger: Ledger, make_charge: Make
 ) -> None:
