@@ -25,6 +25,7 @@ PAGES = {
     "README.md": "index.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples/flower-digits/README.md": "flower-digits.md",
+    "examples/guarded-fedavg/README.md": "guarded-fedavg.md",
     "examples/plugin/README.md": "plugin.md",
 }
 """Files outside docs/ by their names in the site; the site has a first page of its own."""

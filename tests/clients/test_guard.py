@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +85,7 @@ class Ward:
         }
         self.write(app)
         self.config: dict[str, Any] = {"policy": str(self.file)}
+        self.submitted: dict[str, Any] = {}  # the run_config, which whoever submits a run writes
         self.trains: Train = lambda message, context: reply(message, arrays_of(message))
         self.app = ClientApp(mods=[guard()])
         for register in (self.app.train, self.app.evaluate, self.app.query):
@@ -99,7 +101,7 @@ class Ward:
         records = {"arrays": record(arrays), "config": ConfigRecord({"lr": 0.1}), **content}
         message = Message(RecordDict(records), dst_node_id=11, message_type=kind)
         message.metadata.__dict__["_run_id"] = run
-        return self.app(message, Context(run, 11, self.config, RecordDict(), {}))
+        return self.app(message, Context(run, 11, self.config, RecordDict(), self.submitted))
 
     def runs(self) -> dict[str, RunReport]:
         database = Database(self.file.parent / "state" / "ledger.sqlite", writable=False)
@@ -492,23 +494,26 @@ def assert_nothing_else_leaves(sent: Message, metrics: set[str]) -> None:
 def test_what_a_thread_changes_afterwards_has_left_already(ward: Wards) -> None:
     owner = ward(RECORDS)
     reserve, late = reserving(), list[Exception]()
+    answered, threads = threading.Event(), list[threading.Thread]()
 
     def train(message: Message, context: Context) -> Message:
         reserve(message, context)
 
         def reserve_more() -> None:
+            answered.wait()
             try:
                 guard.reserve(0.1, 2.0, 5)
             except PrivacyError as error:
                 late.append(error)
 
-        thread = threading.Thread(target=reserve_more)
-        thread.start()
-        thread.join()
+        threads.append(threading.Thread(target=copy_context().run, args=(reserve_more,)))
+        threads[0].start()
         return _late(message, context)
 
     owner.trains = train
     sent = owner.ask()
+    answered.set()
+    threads[0].join()
     before = floats(arrays_of(sent))
     threading.Event().wait(0.05)
     np.testing.assert_array_equal(floats(arrays_of(sent)), before)
@@ -634,10 +639,14 @@ def test_messages_that_cannot_be_guarded_are_refused_before_anything_is_charged(
 
 
 def test_the_ledger_says_who_enforces(ward: Wards, capsys: pytest.CaptureFixture[str]) -> None:
-    owner = ward(RECORDS)
-    owner.trains = reserving()
+    owner, seen = ward(RECORDS), list[dict[str, Any]]()
+
+    def train(message: Message, context: Context) -> Message:
+        seen.append(dict(context.run_config))
+        return reserving()(message, context)
+
+    owner.trains = train
     owner.ask(run=1)
-    policy = read_policy(owner.file)
     become(2, 11)
     message = Message(
         RecordDict({"arrays": record(RECEIVED)}), dst_node_id=11, message_type="train"
@@ -655,6 +664,7 @@ def test_the_ledger_says_who_enforces(ward: Wards, capsys: pytest.CaptureFixture
         ).has_error()
     with pytest.raises(SystemExit):
         main(["ledger", "show", f"policy={owner.file}"])
+    assert seen == [{}, {"lr": 0.3}]  # at a node the owner's, whatever the run's is
     shown = capsys.readouterr().out
     assert "flower-1" in shown
     assert "guard: records, enforced by the application, trained as the app says" in shown
@@ -667,6 +677,7 @@ def test_a_policy_comes_from_the_node_and_every_partition_has_its_own_ledger(
 ) -> None:
     owner = ward(UPDATE)
     owner.config = {"partition-id": 3, "num-partitions": 5}
+    owner.submitted = {"policy": str(owner.file)}
     assert owner.ask().error.code == MALFORMED
     assert "export FEDSINK_POLICY=" in caplog.text
     monkeypatch.setenv("FEDSINK_POLICY", str(owner.file))

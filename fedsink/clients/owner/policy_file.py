@@ -139,8 +139,8 @@ def _app(table: TomlTable, budgets: dict[str, Budget]) -> AppTable:
     rounds, delta = table.take("rounds", WHOLE), table.take("delta", NUMBER)
     if not 0 < delta <= budget.delta:
         table.fail(f"delta = {delta:g} is not in (0, {budget.delta:g}], the budget's.")
-    rule = table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0])
-    if rule in ("untrusted", "masked"):
+    rule = table.take("secure_aggregation", TEXT, "refused")
+    if rule not in ("refused", "trusted"):
         table.fail(
             f'secure_aggregation = "{rule}": servers of Flower unmask no sum, and a part of the '
             'noise protects no single reply: say "trusted" and share, or leave it out.'
