@@ -2,8 +2,9 @@
 
 The app is that of examples/guarded-fedavg (Flower's quickstart CNN on MNIST), its clients run one
 after another in this process, and the strategy is Flower's own FedAvg. Jobs of records train by
-Opacus. Jobs of updates train without noise, and the guard adds it; `LocalDpMod` of Flower then adds
-as much, with the ε that its user would type for it.
+Opacus. Jobs of updates train without noise, and the guard adds it: all of it at each client, or
+under trusted aggregation each client's share. `LocalDpMod` of Flower adds as much as the former,
+with the ε that its user would type for it.
 
     python benchmarks/guarded_fedavg.py DATA [job=records] [clients=10] [variant=guarded]
 
@@ -40,11 +41,11 @@ from guarded_fedavg.task import Net, loader_of, test, train
 DELTA, CLIP, EPSILON, SEED = 1e-5, 1.0, 10.0, 0
 JOBS = {  # by number of clients: rounds, steps of a round, expected batch
     "records": {10: (5, 6, 256), 100: (5, 4, 32)},
-    "update": {10: (10, 6, 256), 100: (10, 4, 64), 1000: (3, 1, 60)},
+    "update": {10: (10, 6, 256), 100: (10, 9, 64), 1000: (10, 1, 60)},
 }
 VARIANTS = {
     "records": ("unguarded", "guarded"),
-    "update": ("unguarded", "guarded", "LocalDpMod"),
+    "update": ("unguarded", "guarded", "trusted", "LocalDpMod"),
 }
 
 
@@ -56,8 +57,10 @@ def plan_of(rounds: int) -> PrivacyPlan:
     )  # fmt: skip
 
 
-def policy(job: str, rounds: int, clients: int) -> str:
-    noise = f"clip_bound = {CLIP}\nnoise_multiplier = {plan_of(rounds).noise_multiplier!r}"
+def policy(job: str, rounds: int, clients: int, trusted: bool) -> str:
+    noise = f"clip_bound = {CLIP}\nnoise_multiplier = {plan_of(rounds).noise_multiplier!r}\n"
+    if trusted:
+        noise += f'secure_aggregation = "trusted"\nshare = {clients}\n'
     return f"""
 [data]
 nominal_records = {60_000 // clients}
@@ -98,7 +101,8 @@ class Clients(SimulationGrid):
 
 
 def app_of(variant: str, rounds: int) -> ClientApp:
-    mods: list[Any] = [guard()] if variant == "guarded" else []
+    guarded = variant in ("guarded", "trusted")
+    mods: list[Any] = [guard()] if guarded else []
     if variant == "LocalDpMod":
         mods = [LocalDpMod(CLIP, CLIP, believed(rounds), DELTA)]
     app = ClientApp(mods=mods)
@@ -109,7 +113,7 @@ def app_of(variant: str, rounds: int) -> ClientApp:
         net = Net()
         net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         loader = loader_of(int(node["partition-id"]), int(node["num-partitions"]), config)
-        if variant == "guarded" and (noise := float(config["noise-multiplier"])):
+        if guarded and (noise := float(config["noise-multiplier"])):
             guard.reserve(1 / len(loader), noise, int(config["local-steps"]))
         loss = train(net, loader, config)
         metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
@@ -129,13 +133,14 @@ def believed(rounds: int) -> float:
 def run(job: str, clients: int, variant: str, data: str) -> dict[str, Any]:
     rounds, steps, batch = JOBS[job][clients]
     config = {
-        "data": data, "batch-size": batch, "local-steps": steps, "learning-rate": 2.0 if job == "records" else 0.5,
+        "data": data, "batch-size": batch, "local-steps": steps,
+        "learning-rate": 2.0 if job == "records" else 0.5,
         "noise-multiplier": 1.0 if job == "records" else 0.0,
     }  # fmt: skip
     torch.manual_seed(SEED)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy.toml"
-        path.write_text(policy(job, rounds, clients))
+        path.write_text(policy(job, rounds, clients, variant == "trusted"))
         os.environ["FEDSINK_POLICY"] = str(path)
         grid = Clients(app_of(variant, rounds), clients, config)
         start = time.perf_counter()
@@ -144,7 +149,7 @@ def run(job: str, clients: int, variant: str, data: str) -> dict[str, Any]:
         )
         seconds = (time.perf_counter() - start) / rounds
         epsilon = None
-        if variant == "guarded":
+        if variant in ("guarded", "trusted"):
             database = Database(path.parent / "state/client-0/ledger.sqlite", writable=False)
             [account] = report(database)
             epsilon = account.spent_epsilon
@@ -156,22 +161,23 @@ def run(job: str, clients: int, variant: str, data: str) -> dict[str, Any]:
         "batch": batch, "seed": SEED, "accuracy": round(test(net, data), 4),
         "seconds_a_round": round(seconds, 2), "epsilon": epsilon and round(epsilon, 3),
         "believed": round(believed(rounds), 2) if variant == "LocalDpMod" else None,
-        **({} if job == "records" else noise_of(rounds, clients)),
+        **({} if job == "records" else noise_of(rounds, clients, variant)),
     }  # fmt: skip
 
 
-def noise_of(rounds: int, clients: int) -> dict[str, float]:
+def noise_of(rounds: int, clients: int, variant: str) -> dict[str, float]:
     """Returns the noise of a round's mean over the clip, and from how many clients on it is 1.
 
-    The norm of the mean's noise is σ·Δ·√(d/K), that of the mean update at most Δ. Over T rounds
-    the sum of the noise has √T times that norm, the sum of the updates at most T·Δ.
+    The norm of the mean's noise is σ·Δ·√(d/K), under trusted aggregation σ·Δ·√d/K, and that of the
+    mean update at most Δ. Over T rounds the noise has √T times that norm, the updates at most T·Δ.
     """
     sigma, weights = plan_of(rounds).noise_multiplier, sum(p.numel() for p in Net().parameters())
+    over, power = sigma * math.sqrt(weights), 1.0 if variant == "trusted" else 0.5
     return {
         "sigma": round(sigma, 3),
-        "noise_over_clip": round(sigma * math.sqrt(weights / clients), 1),
-        "clients_for_1_in_a_round": math.ceil(sigma**2 * weights),
-        "clients_for_1_in_the_job": math.ceil(sigma**2 * weights / rounds),
+        "noise_over_clip": round(over / clients**power, 2),
+        "clients_for_1_in_a_round": math.ceil(over ** (1 / power)),
+        "clients_for_1_in_the_job": math.ceil((over / math.sqrt(rounds)) ** (1 / power)),
     }
 
 

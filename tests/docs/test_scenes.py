@@ -87,7 +87,7 @@ PEERS = {
     for number, name in enumerate(("FIRST", "SECOND", "THIRD"), 1)
 }
 TUTORIAL, PLUGIN = "docs/tutorials/deployment.md", "examples/plugin/README.md"
-FLOWER = "examples/flower-digits/README.md"
+FLOWER, GUARDED = "examples/flower-digits/README.md", "examples/guarded-fedavg/README.md"
 # An owner's decision: privatized pictures may leave as well (mode=ldp).
 BOTH_MODES = {
     '["clipped-gaussian"]': '["clipped-gaussian", "laplace", "randomized-response"]',
@@ -131,6 +131,23 @@ def _writers(folder: Path) -> None:
     for split, seed in (("train", 0), ("test", 1)):
         words = {f"f{number:04}": "01234567890123456789" for number in range(12)}
         write_leaf(folder / "leaf", split, some(words, seed))
+
+
+def _mnist(folder: Path) -> None:
+    """scikit-learn's digits, in MNIST's files and size, where the guarded app reads them."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = (digits.images * 15.9).astype(np.uint8).repeat(3, 1).repeat(3, 2)
+    pixels = np.pad(pixels, ((0, 0), (2, 2), (2, 2)))
+    raw = folder.parents[2] / "home" / ".cache" / "mnist" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split, part in (("train", slice(0, 1500)), ("t10k", slice(1500, None))):
+        images, labels = pixels[part], digits.target[part].astype(np.uint8)
+        sizes = np.array([0x803, *images.shape], ">i4").tobytes()
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(sizes + images.tobytes())
+        sizes = np.array([0x801, len(labels)], ">i4").tobytes()
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(sizes + labels.tobytes())
 
 
 # Scenes of several acts, and pages that want more than an empty folder.
@@ -219,6 +236,7 @@ SCENES: dict[str, tuple[Act, ...]] = {
             words={"FOLDER": re.compile(r"Generator and guarantee: (\S+)")},
         ),
     ),
+    GUARDED: (Act(GUARDED, folder="fedsink/examples/guarded-fedavg", brings=_mnist),),
     "README.md": (Act("README.md", folder="fedsink"),),
     "docs/compare.md": (Act("docs/compare.md", folder="fedsink"),),
     "docs/debugging.md": (Act("docs/debugging.md", folder="fedsink"),),
@@ -255,6 +273,7 @@ LIMITS: dict[str, int] = {
             "docs/install.md",
             "docs/papers.md",
             FLOWER,
+            GUARDED,
         ),
         1800,
     ),
