@@ -153,9 +153,7 @@ def _app(table: TomlTable, budgets: dict[str, Budget]) -> AppTable:
         clip = RecordClip(bound)
         plan = PrivacyPlan(1.0, sigma, rounds, clip, JOINT, delta, adjacency, one)
         if (cost := plan.rough_epsilon(budget.epsilon)) is not None:
-            table.fail(
-                f"a job costs ε = {cost:.3g}, above the budget's: add noise or do fewer."
-            )
+            table.fail(f"a job costs ε = {cost:.3g}, above the budget's: add noise or do fewer.")
         return plan
 
     bounds = dict[str, tuple[float, float]]()
