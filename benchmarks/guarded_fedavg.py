@@ -39,9 +39,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "guard
 from guarded_fedavg.task import Net, loader_of, test, train
 
 DELTA, CLIP, EPSILON, SEED = 1e-5, 1.0, 10.0, 0
-JOBS = {  # by number of clients: rounds, steps of a round, expected batch
-    "records": {10: (5, 6, 256), 100: (5, 4, 32)},
-    "update": {10: (10, 6, 256), 100: (10, 9, 64), 1000: (10, 1, 60)},
+JOBS = {  # by number of clients: rounds, steps of a round, expected batch, learning rate
+    "records": {10: (5, 6, 256, 2.0), 100: (5, 4, 128, 1.0)},
+    "update": {10: (10, 6, 256, 0.5), 100: (10, 9, 64, 0.5), 1000: (10, 1, 60, 0.5)},
 }
 VARIANTS = {
     "records": ("unguarded", "guarded"),
@@ -131,10 +131,10 @@ def believed(rounds: int) -> float:
 
 
 def run(job: str, clients: int, variant: str, data: str) -> dict[str, Any]:
-    rounds, steps, batch = JOBS[job][clients]
+    rounds, steps, batch, rate = JOBS[job][clients]
     config = {
         "data": data, "batch-size": batch, "local-steps": steps,
-        "learning-rate": 2.0 if job == "records" else 0.5,
+        "learning-rate": rate,
         "noise-multiplier": 1.0 if job == "records" else 0.0,
     }  # fmt: skip
     torch.manual_seed(SEED)

@@ -222,7 +222,7 @@ def test_no_module_imports_what_is_left_out_but_those_that_say_so(extra: str) ->
 @pytest.mark.parametrize("extra", ["", "node"])
 def test_every_name_of_the_library_is_there_or_says_what_it_needs(extra: str) -> None:
     refused = told(_NAMES, extra=extra)
-    of_runs = {"Federation", "DPSinkhorn", "EntropicLDP", "GSWGAN"}
+    of_runs = {"Federation", "DPSinkhorn", "EntropicLDP", "GSWGAN", "guard"}
     assert refused.keys() == (of_runs if extra == "" else set())
     for sentence in refused.values():
         assert sentence == (
