@@ -48,8 +48,7 @@ log = logging.getLogger("fedsink.clients")
 Next = Callable[[Message, Context], Message]
 Arrays = Mapping[str, np.ndarray]
 Claimed = tuple[Reservation, int, bytes]  # a job, a round of it, the request that noise is for
-SIMULATED = "FEDSINK_POLICY"
-"""Variable of the environment with a simulation's policy: simulated nodes have no --node-config."""
+SIMULATED = "FEDSINK_POLICY"  # names a simulation's policy, whose nodes have no --node-config
 
 _guarded: ContextVar[_Answer | None] = ContextVar("fedsink guard", default=None)
 
@@ -198,7 +197,6 @@ class _Answer:
         self._refusal: FedsinkError | None = None
 
     def content(self) -> RecordDict:
-        """Returns what leaves; every refusal and failure is an exception."""
         if self._kind == "train":
             return self._trained()
         if self._kind == "evaluate":
@@ -210,7 +208,6 @@ class _Answer:
         )
 
     def reserve(self, one: tuple[Any, Any, Any], event: Any, rounds: int | None) -> int:
-        """Does the work of `Guard.reserve`."""
         table = self._table
         try:
             planned = checks.count("rounds", table.rounds if rounds is None else rounds)
@@ -316,7 +313,6 @@ class _Answer:
         return MetricRecord({"num-examples": self._policy.data.nominal_records, **shown})
 
     def _noised(self, plan: PrivacyPlan, row: torch.Tensor, claimed: Claimed) -> torch.Tensor:
-        """Returns one row of values, clipped and noised by the plan."""
         _, round, digest = claimed
         stream = self._settings.key().stream("guard", client=0, round=round, request=digest)
         return plan.release(RecordClip.expect(plan.clip).sum(row), stream)

@@ -146,10 +146,7 @@ class Ledger:
         return claims
 
     def claim_next(self, reservation: Reservation, digest: bytes) -> int:
-        """Claims the next round for an answer that is given once; returns the round's number.
-
-        It is for a plan whose rounds may all use one record, of data that the ledger never sees.
-        """
+        """Claims the next round, for an answer given once, of data that the ledger never sees."""
         with self._database.transaction() as connection:
             [(last,)] = connection.execute(
                 "SELECT COALESCE(MAX(round), 0) FROM claims WHERE run=?", (reservation.run,)
