@@ -348,7 +348,7 @@ def test_it_is_offered_where_names_are_listed(fedsink: Fedsink) -> None:
     groups = fedsink("--help").stdout
     assert "mean_embedding" in groups
     assert "rings" in groups
-    assert "half_circle, image_folder, mnist, rings, shapes." in fedsink("data=ringz").stderr
+    assert "half_circle, image_folder, mnist, npz, rings, shapes." in fedsink("data=ringz").stderr
     near = fedsink(*SMALL, "data.name=ring").stderr
     assert near.endswith("Did you mean rings?\n")
 
