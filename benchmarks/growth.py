@@ -12,6 +12,7 @@ records are sampled, in an environment that is made in the cache folder at first
 
     python benchmarks/growth.py [CLIENTS …] [--repeats 3] [--sampled 3000] [--data DIR]
     python benchmarks/growth.py 10 1000 --repeats 1 --beside     # a part, nothing beside
+    python benchmarks/growth.py --arrays DIR     # writes 100,000 pictures for data=npz, and ends
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from interleaved import table
 from simulation_rounds import STOCK_ROUNDS, turn
@@ -99,6 +101,17 @@ def measure(clients: int, share: str, sampled: int, data: str) -> Found:
         "peak": 1024 * (kilobytes("VmHWM") - held),
         "privacy": stated,
     }
+
+
+def write_arrays(folder: Path, data: str) -> None:
+    """Writes MNIST as data=npz reads it, with 40,000 more: its first ones, a pixel to the right."""
+    facts = DataSpec("mnist", (1, 28, 28), tuple("0123456789"), RECORDS, root=data)
+    folder.mkdir(parents=True)
+    for split, more in (("train", 40_000), ("test", 0)):
+        held = read(facts, split)
+        x, y = held.values.numpy(), held.labels.numpy()
+        moved = np.roll(x[:more], 1, axis=-1)
+        np.savez(folder / f"{split}.npz", x=np.concatenate([x, moved]), y=np.append(y, y[:more]))
 
 
 def kilobytes(name: str) -> int:
@@ -250,7 +263,10 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "shared" / "data")
     parser.add_argument("--beside", nargs="*", choices=["flower", "pfl"], default=["flower", "pfl"])
+    parser.add_argument("--arrays", type=Path, help="a new folder")
     options = parser.parse_args()
+    if options.arrays:
+        return write_arrays(options.arrays, str(options.data.resolve()))
     sizes, data = sorted({*(options.clients or CLIENTS), 10}), str(options.data.resolve())
     turns = Turns()
     for _ in range(options.repeats):

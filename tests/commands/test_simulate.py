@@ -94,8 +94,8 @@ _BAD = {
     "added key": ("LOCAL +foo=1", "Unknown key foo; there are mode, data,"),
     "unknown choice": ("LOCAL data=mnits",
         "There is no data=mnits: choose one of celeba, digits, fashion_mnist, femnist, "
-        "femnist_62, femnist_digits, glyphs, half_circle, image_folder, mnist, shapes. Did "
-        "you mean mnist?"),
+        "femnist_62, femnist_digits, glyphs, half_circle, image_folder, mnist, npz, "
+        "shapes. Did you mean mnist?"),
     "unknown experiment": ("simulate experiment=mnist_esp10", "Did you mean mnist_eps10?"),
     "unknown mode": ("LOCAL mode=cental", "There is no mode=cental: choose one of central, l"),
     "wrong mechanism": ("LOCAL mechanism=laplace",
