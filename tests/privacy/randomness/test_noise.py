@@ -111,8 +111,11 @@ def test_no_value_is_drawn_together_and_one_by_one() -> None:
 
 def test_no_two_clients_share_a_value_with_each_other_or_with_their_parent() -> None:
     parent = Stream(b"key", "a")
+    streams = Streams(parent, range(2000))
     drawn = [
-        *uniforms(Streams(parent, range(2000)), [3] * 2000).tolist(),
+        *uniforms(streams, [3] * 2000).tolist(),
+        *uniforms(streams, [1] * 2000).tolist(),  # a second call
+        *(float(parent.child("c").of(k).uniform(1)) for k in range(100)),
         *parent.uniform(4000).tolist(),
         *parent.of(2000).child("b").uniform(10).tolist(),
         *parent.child("b").uniform(10).tolist(),
