@@ -68,12 +68,18 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> dict[str
     for seed, split in enumerate(("train", "test")):
         writers.write_leaf(root / "femnist", split, writers.some(texts, seed))
     small = "data.nominal_records=60"
+    (root / "arrays").mkdir()
+    for split, size in (("train", 60), ("test", 40)):
+        random, labels = np.random.default_rng(size), np.arange(size) % 2
+        pictures = random.integers(0, 256, (size, 1, 8, 8), dtype=np.uint8)
+        np.savez(root / "arrays" / f"{split}.npz", x=pictures, y=labels)
     femnist = [f"data.root={root / 'femnist'}", "data.nominal_records=80", "partition=by_user"]
     downloaded = [f"data.root={tiny_data}", "data.nominal_records=200"]
     return {
         "image_folder": [
             *(f"data.root={root / 'own'}", f"data.classes=[{OWN}]", "data.shape=[3,8,8]", small)
         ],
+        "npz": [f"data.root={root / 'arrays'}", "data.shape=[1,8,8]", "data.classes=[a,b]", small],
         "mnist": downloaded,
         "fashion_mnist": downloaded,
         "celeba": [*downloaded, "data.shape=[3,16,16]"],
