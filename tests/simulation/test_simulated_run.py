@@ -36,6 +36,7 @@ _CENTRAL_KEYS = {
     "clip_bound", "sensitivity", "sigma", "noise_std", "rate", "rounds", "schedule",
     "rounds_per_record", "clients", "noise", "noise_meaning", "protected", "not_protected",
     "adjacency_name", "accountant_library", "capacity", "epsilon_unamplified", "sample_secrecy",
+    "trade_off",
 }  # fmt: skip
 _LDP_KEYS = {
     "model", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant", "epsilon_image",
