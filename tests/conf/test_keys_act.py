@@ -29,7 +29,7 @@ from fedsink.conf.acting import acting_values, compose_config
 from fedsink.conf.loading import as_overrides, choices, composed
 from fedsink.data import sources
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.privacy.accounting import accountants, grids, replacement
+from fedsink.privacy.accounting import accountants, composition, grids
 from fedsink.server.finished import open_run
 from fedsink.simulation.simulated_run import start
 from fedsink.values import leaves
@@ -150,7 +150,7 @@ OTHERS: Mapping[str, Sequence[object]] = {
     "noise.share": ["secure_aggregation", "local"], "partition.keep": [[0]],
     "policy": ["/nowhere.toml"], "rate": [0.4], "recipe.label_eps": [2.0],
     "recipe.map": [{"name": "l1_ball"}], "sigma": [2.0], "shuffler": ["trusted", "none"],
-    "start": ["/nowhere"],
+    "start": ["/nowhere"], "start_plan": ["added"],
     "strategy.backend": ["keops"], "strategy.batch": [200], "strategy.critic.late": [0.0, 1.0],
     "strategy.default_clip": ["record"], "strategy.cost": ["l1", "mixed", "squared_l2"],
     "strategy.critic": [{"hidden": 5}], "strategy.critic.history": [1],
@@ -193,7 +193,7 @@ def coarse() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grids, "_GRID", 1e-3)
         yield
-    for cached in (accountants.pld_epsilon, replacement._epsilon):
+    for cached in (accountants.pld_epsilon, composition._epsilon):
         cached.cache_clear()
 
 
