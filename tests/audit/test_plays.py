@@ -59,13 +59,17 @@ def local(mechanism: str, epsilon: float = 1.0) -> LocalPlan:
     return LocalPlan(mechanism, interval, epsilon, _DELTA[mechanism])
 
 
-def moved_by(answer: type[Answer], plan: PrivacyPlan, **shared: int) -> Tensor:
-    """What the canary moves in each use, without noise, (T, n)."""
+_NO_NOISE = WeakKey(0.0)
+
+
+def moved_by(
+    answer: type[Answer], plan: PrivacyPlan, key: Any = _NO_NOISE, **shared: int
+) -> Tensor:
+    """What the canary moves in each use, (T, n): without noise, or with the same noise."""
     [pair] = answer.canaries(plan)
     play = Play(answer, pair, **{"clients": 1, "colluders": 0, **shared})
     present, absent = (
-        torch.from_numpy(play.seen(shard, WeakKey(0.0), 40, 3))
-        for shard in (pair.present, pair.absent)
+        torch.from_numpy(play.seen(shard, key, 40, 3)) for shard in (pair.present, pair.absent)
     )
     moved = present - absent
     assert torch.allclose(moved, moved[:1].expand_as(moved), atol=1e-5)
@@ -261,7 +265,7 @@ class TwiceCounted(DPSinkhornAnswer):
 def test_what_a_node_computes_is_played_where_a_cohort_computes_something_else(
     plan: Plans,
 ) -> None:
-    moved = moved_by(TwiceCounted, plan())
+    moved = moved_by(TwiceCounted, plan(), ReproducibleKey(1))
     assert torch.allclose(moved.norm(dim=1), torch.tensor(2.0).double(), rtol=1e-4)
 
 
