@@ -233,12 +233,12 @@ def client_totals(
     rows, potentials = (_stacked(requests, whose, name).to(device) for name in _PUBLIC)
     row_labels = _stacked(requests, whose, "row_labels")
     totals = torch.zeros(rows.shape, dtype=torch.float64, device=device)
+    radius = pool.norm_bound(first.view)
     for of_class, places in _problems(requests, pool, clients, asked, coins, summed):  # sample Y
         own, into = of_class.to(device), places.clients.to(device).unsqueeze(-1)
         totals[into, own] = record_sums(  # weights, gradient and clip of each record
             first, rows[into, own], potentials[into, own],
-            row_labels[places.clients][:, of_class], pool.batch(first, places),
-            pool.norm_bound(first.view),
+            row_labels[places.clients][:, of_class], pool.batch(first, places), radius,
         )  # fmt: skip
     return totals
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -174,7 +175,7 @@ class Pool:
             return self._one.coordinates(view)
         key = json.dumps(view, sort_keys=True)
         if self._view is None or self._view[0] != key:
-            coordinates = self.records(slice(0)).coordinates(view)
+            coordinates = self._empty.coordinates(view)
             coordinates = coordinates.new_empty(len(self.labels), coordinates.shape[1])
             for start in range(0, len(coordinates), _AT_ONCE):
                 some = slice(start, start + _AT_ONCE)
@@ -184,7 +185,12 @@ class Pool:
 
     def norm_bound(self, view: dict[str, Any]) -> float:
         """Returns the view's public bound on the norm of a record; raises like `coordinates`."""
-        return (self._one or self.records(slice(0))).norm_bound(view)
+        return (self._one or self._empty).norm_bound(view)
+
+    @cached_property
+    def _empty(self) -> Shard:
+        """No records, and the views that were asked for."""
+        return self.records(slice(0))
 
     def places_of(self, client: int) -> slice:
         """Returns where one client's records lie among the pool's."""

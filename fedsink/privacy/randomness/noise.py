@@ -169,8 +169,11 @@ class Streams:
     def joined(cls, several: Sequence[Streams]) -> Streams:
         """Returns the streams of all of these, from which nothing was drawn."""
         streams = cls.__new__(cls)
-        streams._parts = [part for some in several for part in some._parts]
-        streams._calls = itertools.count()
+        streams._parts, streams._calls = [], itertools.count()
+        parts = itertools.chain.from_iterable(some._parts for some in several)
+        for _, alike in itertools.groupby(parts, lambda part: part[0]._prefix):
+            parents, clients = zip(*alike, strict=True)  # clients of one key are drawn at once
+            streams._parts.append((parents[0], np.concatenate(clients)))
         return streams
 
     def __len__(self) -> int:
