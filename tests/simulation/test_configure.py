@@ -305,6 +305,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("mode=ldp noise.share=secure_aggregation", "secure_aggregation belongs to mode=central"),
         ("mode=ldp noise.share=x", "noise.share is local or secure_aggregation, not 'x'"),
         ("eps=inf noise.share=secure_aggregation", "has nothing to share where eps=inf adds no"),
+        ("eps=inf noise.draw=sum", "noise.draw=sum draws nothing where eps=inf adds no"),
         ("noise=secure seed=1", "cannot be repeated: leave out seed=1"),
         ("policy=nowhere.toml", "nowhere.toml cannot be read"),
         ("policy=nowhere.toml seed=1", "leave out seed=1 or policy="),

@@ -94,10 +94,10 @@ class CentralSettings(StrategySettings):
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
         if not self.plan.protected and self.share != LOCAL_NOISE:
-            raise ConfigError(
-                f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
-                "leave one of them out."
-            )
+            what = f"noise.share={self.share.name} has nothing to share"
+            if self.share.name == LOCAL_NOISE.name:
+                what = f"noise.draw={self.share.draw} draws nothing"
+            raise ConfigError(f"{what} where eps=inf adds no noise: leave one of them out.")
         self.share.check(self.plan.schedule, self.clients)
         check_quorum(self.quorum, self.clients)
         if self.quorum is not None and self.share != LOCAL_NOISE:
