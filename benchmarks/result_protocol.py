@@ -87,6 +87,8 @@ def configuration_hash(config: Mapping[str, Any], start: str | None = None) -> s
     idle = (*_NO_MATTER, *_NOT_READ[config["mode"]], *_idle_in_strategy(config))
     if config["noise"]["share"] == "local":  # as before there were integers
         idle = (*idle, "noise.bits", "noise.draw", "noise.masked", "noise.dropouts")
+    if config.get("start_plan") == "composed":  # as before there were private starts
+        idle = (*idle, "start_plan")
     groups = tuple(key for key in idle if key.endswith("."))
     values = {
         key: value
