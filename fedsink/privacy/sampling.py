@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fedsink.privacy import domain
-from fedsink.privacy.randomness.noise import Numbers, Several, Stream, Streams, uniforms
+from fedsink.privacy.randomness.noise import Numbers, Several, Stream, overridden, uniforms
 from fedsink.values import privacy_checks as checks
 
 
@@ -59,7 +59,7 @@ class PoissonSampler:
 
     def draw_each(self, sizes: Numbers, streams: Several) -> torch.Tensor:
         """Marks of what `draw` samples at each owner by its own stream, in order, (Σ sizes,)."""
-        if not isinstance(streams, Streams) and any(type(s) is not Stream for s in streams):
+        if overridden(streams):
             drawn = [s.uniform(int(size)) for s, size in zip(streams, sizes, strict=True)]
             return torch.cat([torch.empty(0, dtype=torch.float64), *drawn]) < self.rate
         return uniforms(streams, sizes) < self.rate

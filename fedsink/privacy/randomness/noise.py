@@ -20,6 +20,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -266,6 +267,11 @@ def _words(
         yield np.delete(words, unused) if unused.size else words
 
 
+def overridden(streams: Several) -> TypeGuard[Sequence[Stream]]:
+    """Tells whether some stream draws by itself, as secure ones do: then each is asked alone."""
+    return not isinstance(streams, Streams) and any(type(one) is not Stream for one in streams)
+
+
 def uniforms(streams: Several, counts: Numbers) -> torch.Tensor:
     """Returns the next `counts[i]` uniforms of stream i, one stream after the other, float64.
 
@@ -289,7 +295,7 @@ def uniforms(streams: Several, counts: Numbers) -> torch.Tensor:
 
 def integers_each(streams: Several, size: int, scale: float) -> torch.Tensor:
     """Returns `stream.integers(size, scale)` of each stream, (len(streams), size) int64."""
-    if not isinstance(streams, Streams) and any(type(s) is not Stream for s in streams):
+    if overridden(streams):
         return torch.stack([stream.integers(size, scale) for stream in streams])
     drawn = torch.special.ndtri(uniforms(streams, [2 * size] * len(streams)))
     return discrete_gaussian(drawn.reshape(-1, 2, size).transpose(0, 1), scale)
@@ -297,7 +303,7 @@ def integers_each(streams: Several, size: int, scale: float) -> torch.Tensor:
 
 def add_gaussian_each(streams: Several, values: torch.Tensor, std: float) -> torch.Tensor:
     """Returns `stream.add_gaussian(row, std)` of each row of `values` and its own stream."""
-    if not isinstance(streams, Streams) and any(type(s) is not Stream for s in streams):
+    if overridden(streams):
         rows = [s.add_gaussian(row, std) for s, row in zip(streams, values, strict=True)]
         return torch.stack(rows)
     counts = [values[0].numel()] * len(streams) if len(streams) else []
