@@ -73,8 +73,8 @@ class NodeCohort:
 
     def handles(self, message_type: str) -> bool:
         """Tells whether messages of this type are answered together."""
-        if self._settings.policy is not None or self._settings.noise == "secure":
-            return False  # each client stores its replies
+        if self._stores:
+            return False
         try:
             return issubclass(find_answer(message_type, None), BatchedAnswer)
         except FedsinkError:  # each client will say why
@@ -103,15 +103,14 @@ class NodeCohort:
 
     def uploads(self, message_type: str) -> bool:
         """Tells whether clients upload their records together: where they are many."""
-        settings, upload = self._settings, f"train.{PrivatizeOnceAnswer.name}"
-        stored = settings.policy is not None or settings.noise == "secure"
-        return message_type == upload and settings.clients > FEW and not stored
+        upload = f"train.{PrivatizeOnceAnswer.name}"
+        return message_type == upload and self._settings.clients > FEW and not self._stores
 
     def upload(self, message_type: str, content: Content, clients: Sequence[int]) -> Uploads:
         """Returns what these clients upload, client by client."""
         admitted, failures = self._admit(message_type, 0, content, clients)
         if admitted is None:
-            return Uploads([], 0, failures)
+            return Uploads([], failures)
         parts, block = [], summed_block(self._settings.clients)
         try:
             for start in range(0, len(admitted.clients), block):
@@ -119,8 +118,8 @@ class NodeCohort:
                 parts.append(asked[0].answer.upload(asked[0], pool))
         except Exception as error:
             first = int(admitted.clients[0])
-            return Uploads([], 0, {first: failure_code(error, first)})
-        return Uploads([torch.cat(p).cpu() for p in zip(*parts, strict=True)], len(clients), {})
+            return Uploads([], {first: failure_code(error, first)})
+        return Uploads([torch.cat(p).cpu() for p in zip(*parts, strict=True)], {})
 
     def admit(self, message_type: str, content: Content, clients: Sequence[int]) -> list[bytes]:
         """Charges a content's rounds, and computes nothing; returns the digests of all of them.
@@ -181,6 +180,11 @@ class NodeCohort:
             return open_node(settings, client).states.of(reserved, answer.name, *names)
 
         return _Admitted(number, answer, clients, digests, state), {}
+
+    @property
+    def _stores(self) -> bool:
+        """True if each client stores its replies."""
+        return self._settings.policy is not None or self._settings.noise == "secure"
 
     @cached_property
     def _key(self) -> ReproducibleKey | SecretKey:

@@ -223,7 +223,6 @@ class Uploads:
     """Records of many clients that a grid returns instead of the replies, client by client."""
 
     tensors: Sequence[Tensor]  # those of a reply, of all clients; none where a client failed
-    clients: int  # number of clients whose records these are
     failures: Mapping[int, int]  # client → error code
 
     def __iter__(self) -> Iterator[Message]:

@@ -67,7 +67,7 @@ class SimulationGrid(Grid):
         raise NotImplementedError
 
     def uploaded(self, exchange: Exchange) -> Uploads:
-        """What the clients of the exchange's one broadcast upload."""
+        """Returns the records that the clients of the exchange's one broadcast upload."""
         raise NotImplementedError
 
     @abstractmethod

@@ -144,15 +144,13 @@ class RayGrid(SimulationGrid):
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
         block = BLOCK if self.batched is None else self.batched.block
         shares = divide(exchange, len(self.cohorts), block)
-        contents = [broadcast.content.payload for broadcast in exchange.broadcasts]
-        passes = [] if self._admission is None else self._admission.admit(exchange)
-        question = Question(contents, passes)
+        question = self._question(exchange)
         answered = self.cohorts.ask("add_up", question, shares, exchange.message_type)
         partial_sums = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns of memory that is not writable
             for portions, answers in zip(shares, answered, strict=True):
-                of_cohort = [NO_REPLIES] * len(contents)
+                of_cohort = [NO_REPLIES] * len(exchange.broadcasts)
                 for portion, (sums, counted, failures) in zip(portions, answers, strict=True):
                     # An array that Ray received may not be written: `TreeSum` copies it.
                     tensors = [(block, torch.from_numpy(values)) for block, values in sums]
@@ -161,19 +159,21 @@ class RayGrid(SimulationGrid):
         return partial_sums
 
     def uploaded(self, exchange: Exchange) -> Uploads:
-        [broadcast] = exchange.broadcasts
         shares = divide(exchange, len(self.cohorts), summed_block(self.clients))
-        passes = [] if self._admission is None else self._admission.admit(exchange)
-        question = Question([broadcast.content.payload], passes)
+        question = self._question(exchange)
         parts = [
             part
             for answered in self.cohorts.ask("upload", question, shares, exchange.message_type)
             for part in answered
         ]
-        failures = {client: code for _, _, failed in parts for client, code in failed.items()}
-        arrays = zip(*(arrays for arrays, _, _ in parts if arrays), strict=True)
-        tensors = [torch.from_numpy(np.concatenate(each)) for each in arrays]
-        return Uploads(tensors, sum(clients for _, clients, _ in parts), failures)
+        failures = {client: code for _, failed in parts for client, code in failed.items()}
+        arrays = zip(*(arrays for arrays, _ in parts if arrays), strict=True)
+        return Uploads([torch.from_numpy(np.concatenate(each)) for each in arrays], failures)
+
+    def _question(self, exchange: Exchange) -> Question:
+        """Returns the contents of broadcasts, and the passes of those that are admitted."""
+        passes = [] if self._admission is None else self._admission.admit(exchange)
+        return Question([broadcast.content.payload for broadcast in exchange.broadcasts], passes)
 
     def keep(self, round: int) -> None:
         self.cohorts.ask("keep", Question([], []), [[round] for _ in range(len(self.cohorts))])
@@ -316,7 +316,7 @@ class Actor:
         grant(question.passes)
         [content] = map(Content.received, question.contents)
         found = self._cohort.upload(message_type, content, [p.clients for p in portions])
-        return [([t.numpy() for t in u.tensors], u.clients, u.failures) for u in found]
+        return [([t.numpy() for t in u.tensors], u.failures) for u in found]
 
 
 class _LostError(Exception):
