@@ -39,6 +39,9 @@ class NoiseSettings:
         return NoiseShare(self.share, self.tolerate_dropouts, self.bits, self.draw, self.masked)
 
 
+COMPOSED, ADDED = START_PLANS = "composed", "added"
+"""Ways to make one ε of the plans of a run and of its private start: values of `start_plan`."""
+
 _NOISE = {
     ReproducibleKey.kind: (
         "reproducible",
@@ -174,7 +177,7 @@ class Configuration:
     scales: Config | None = None
     paper: Paper | None = None
     start: str | None = None
-    start_plan: str = "composed"
+    start_plan: str = COMPOSED
     public: bool = False
     run: Config | None = None
 
@@ -184,7 +187,7 @@ class Configuration:
         checks.number("shuffler_delta", self.shuffler_delta)
         checks.count("clients", self.clients)
         checks.flag("conditional", self.conditional)
-        checks.choice("start_plan", self.start_plan, "composed", "added")
+        checks.choice("start_plan", self.start_plan, *START_PLANS)
         alone = self.start is None and self.policy is None
         if checks.flag("public", self.public) and not alone:
             raise ConfigError(

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.configuration import COMPOSED, START_PLANS
 from fedsink.data.labelled import LabelledData, Reading, checked_records, described, number_of
 from fedsink.data.partition import PartitionSpec, scheme_from_dict
 from fedsink.data.sources import held
@@ -52,7 +53,6 @@ from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.experiment import Experiment, hosted, pools
 from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.simulated_run import play, resume
-from fedsink.strategies.base.private_start import START_PLANS
 from fedsink.strategies.recipes import Method, Table
 from fedsink.values import Config, checks, leaves, read_json, strictly
 
@@ -151,7 +151,7 @@ class Federation:
         seed: int | None = None,
         noise: Literal["fast", "secure"] = "fast",
         start: str | os.PathLike[str] | None = None,
-        start_plan: str = "composed",
+        start_plan: str = COMPOSED,
         observation: Table | None = None,
         report: Table | None = None,
         log: str | Sequence[str] | None = None,

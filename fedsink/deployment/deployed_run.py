@@ -40,14 +40,13 @@ from fedsink.reporting.typed import typed_words
 from fedsink.secagg.parameters import LEAST_COHORT
 from fedsink.server.folder import RunFolder, refuse_references, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
-from fedsink.server.starting_weights import adopt, stated_with
-from fedsink.strategies.base.private_start import STARTED
+from fedsink.server.starting_weights import adopt, adopted, stated_with
 from fedsink.strategies.methods import settings_of
 from fedsink.values import Config, checks, read_json, strictly
 
 COMMAND = "fedsink deploy"
 STARTS = "starts"
-"""Folder of the server's folder with public starts by name."""
+"""Folder of the server's folder with starts by name."""
 
 _FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
 
@@ -237,8 +236,7 @@ def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> Non
             _note_statements(folder, _signing(grid).collect(config["run"]["name"], everybody=True))
         return
     try:
-        own = folder.path / STARTED
-        source = own if own.is_dir() else None
+        source = adopted(folder.path)
         settings, patience = deployed_settings(config, folder, config["run"], source)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error

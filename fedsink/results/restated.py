@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+from fedsink.configuration import COMPOSED
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, domain
 from fedsink.privacy.accounting.amplification import shuffling_statement
@@ -22,7 +23,7 @@ from fedsink.strategies.base.central_statement import (
     unprotected_statement,
 )
 from fedsink.strategies.base.central_strategy import CentralSettings
-from fedsink.strategies.base.private_start import COMPOSED, plans_of, with_start
+from fedsink.strategies.base.private_start import plans_of, with_start
 from fedsink.strategies.gs_wgan import of_critics, published_claim
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.strategies.privatize_once import local_statement

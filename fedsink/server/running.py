@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from flwr.serverapp import Grid
 
-from fedsink.configuration import Configuration
+from fedsink.configuration import COMPOSED, Configuration
 from fedsink.environment import device_named
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
@@ -18,8 +18,7 @@ from fedsink.reporting.loggers import Observer, Observers, logger_names, loggers
 from fedsink.server.folder import RecordedRun, RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
-from fedsink.server.starting_weights import put_in_place, statement_of
-from fedsink.strategies.base.private_start import COMPOSED, STARTED
+from fedsink.server.starting_weights import adopted, put_in_place, statement_of
 from fedsink.strategies.base.round_strategy import RoundStrategy, StrategySettings
 from fedsink.strategies.methods import strategy_of
 from fedsink.values import checks, read_json, strictly
@@ -109,7 +108,7 @@ class ServerSettings:
 def run_server(grid: Grid, settings: ServerSettings, folder: RunFolder) -> None:
     """Trains one generator into a folder, which may hold the beginning of the run."""
     torch.set_num_threads(settings.engine.threads)
-    if (own := folder.path / STARTED).is_dir():  # the run's copy of its start
+    if (own := adopted(folder.path)) is not None:
         settings = replace(settings, source=own)
     strategy = build_strategy(settings)
     promise = RecordedRun(folder).privacy or {}

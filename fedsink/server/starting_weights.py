@@ -118,6 +118,12 @@ def put_in_place(generator: Generator, source: Path) -> None:
     generator.load_state_dict(start.state_dict())
 
 
+def adopted(folder: Path) -> Path | None:
+    """Returns a run's own copy of its start; None where it has none."""
+    own = folder / STARTED
+    return own if own.is_dir() else None
+
+
 def adopt(source: Path, folder: Path) -> None:
     """Copies a start into a new run's folder, from which the run is resumed."""
     target = folder / STARTED

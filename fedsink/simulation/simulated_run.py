@@ -28,13 +28,12 @@ from fedsink.reporting.displays import ForgivingStream
 from fedsink.results.pages.report_page import report_at_end
 from fedsink.server.folder import RunFolder, cautions, store_config, stored_config
 from fedsink.server.running import build_generator, run_server
-from fedsink.server.starting_weights import adopt, stated_with
+from fedsink.server.starting_weights import adopt, adopted, stated_with
 from fedsink.simulation.engine import EngineSettings, run_flower
 from fedsink.simulation.experiment import Experiment
 from fedsink.simulation.grid import SimulationGrid
 from fedsink.simulation.run_identity import RunIdentity, kind_of_noise
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
-from fedsink.strategies.base.private_start import STARTED
 from fedsink.values import Config
 
 _NAMED = 8  # classes of a line on the terminal
@@ -149,8 +148,8 @@ def resume(
             report_at_end(folder.path)
             return folder.path
         if assemble is None:
-            own = folder.path / STARTED  # whose plan a total counts: the start may be gone
-            assemble, config = Experiment.of, config | ({"start": str(own)} if own.is_dir() else {})
+            own = adopted(folder.path)  # whose plan a total counts: the start may be gone
+            assemble, config = Experiment.of, config | ({} if own is None else {"start": str(own)})
         return _run(assemble(config, identity), folder, debug)
 
 

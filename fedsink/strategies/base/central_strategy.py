@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsink.configuration import Configuration
+from fedsink.configuration import ADDED, Configuration
 from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import (
@@ -49,7 +49,7 @@ from fedsink.strategies.base.central_statement import (
     notice,
     unprotected_statement,
 )
-from fedsink.strategies.base.private_start import ADDED, plans_of, private_entry
+from fedsink.strategies.base.private_start import plans_of, private_entry
 from fedsink.strategies.base.round_strategy import (
     Quorum,
     RoundStrategy,

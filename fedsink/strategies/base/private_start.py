@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsink.configuration import noise_entries
+from fedsink.configuration import ADDED, COMPOSED, noise_entries
 from fedsink.errors import ConfigError
 from fedsink.privacy import CentralPlan, PrivacyPlan, composed_epsilon, plan_from_dict
 from fedsink.privacy.accounting.composition import trade_off
@@ -18,9 +18,6 @@ from fedsink.values import read_json
 
 STARTED = "start"
 """Name of the sub-folder of a run that holds its start, and of the entry of privacy.json."""
-COMPOSED, ADDED = "composed", "added"
-START_PLANS = (COMPOSED, ADDED)
-"""How the plans of a start and of a run become one ε: the values of `start_plan`."""
 
 _LONGEST = 16  # starts of one run
 _MEANING = {
@@ -111,7 +108,7 @@ def with_start(
         promise: of the run's own plan.
         plan: the run's own.
         start: the entry `start`, with the plans that trained it.
-        start_plan: one of `START_PLANS`.
+        start_plan: one of `fedsink.configuration.START_PLANS`.
     """
     if start_plan == COMPOSED and any(one.get("start_plan") == ADDED for one in _chain(start)):
         raise ConfigError(
