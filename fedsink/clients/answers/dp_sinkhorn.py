@@ -257,11 +257,10 @@ def released_each(
         return released
     sums = []
     for total, some in zip(totals, asked, strict=True):
-        first = replace(some, clients=some.clients[:1]).streams("noise", index).each()
-        noise_of = some.noise_of
-        sums.append(
-            request.release_sum(clip.vouch(total), first[0] if noise_of else None, noise_of)
-        )
+        stream = None
+        if some.noise_of:
+            [stream] = replace(some, clients=some.clients[:1]).streams("noise", index).each()
+        sums.append(request.release_sum(clip.vouch(total), stream, some.noise_of))
     return torch.stack(sums)
 
 

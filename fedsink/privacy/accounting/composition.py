@@ -68,7 +68,7 @@ class Uses(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What a plan spends: its uses, by what changes of a unit, and the δ of its full batches.
+    """Uses of a plan, by what changes of a unit, and the δ that its full batches cost.
 
     A second entry of `changes` are the uses that see a change of the label.
     """
