@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsink.privacy import Stream
-from fedsink.protocol.failure_codes import MALFORMED, OTHER_VERSION, REFUSED
+from fedsink.protocol.failure_codes import FAILED, MALFORMED, OTHER_VERSION, REFUSED
 
-from .honest import GRADIENT, KINDS, SHAPES, Honest, Sent
+from .honest import CRITIC, GRADIENT, KINDS, SHAPES, Honest, Sent
 from .messages import (
     STEP,
     Step,
@@ -181,6 +181,17 @@ def test_honest_messages_of_every_type_are_answered(
         siege.begin()
         assert not siege.send(*message).has_error()
     siege.check_noise()
+
+
+@pytest.mark.medium
+@pytest.mark.quick("keyed-images")
+@under_siege
+def test_critics_that_missed_rounds_end_a_simulation_alone(
+    noise: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    siege = Siege(tmp_path, monkeypatch, noise, records)
+    siege.send(CRITIC, Honest(SHAPES[records]).critic(3).to_record())
+    assert (siege.codes[FAILED], siege.answered) == ((1, 0) if noise == "keyed" else (0, 1))
 
 
 def faint(add: Callable[..., Any]) -> Callable[..., Any]:
