@@ -168,10 +168,11 @@ class NodeCohort:
             else:
                 gate = PASSES if settings.lent is not None else self._gate(name)
                 digests = gate.admit(answer, charge, message, lambda: content_of).digests
-            most, sizes = answer.most_records, deal(settings).sizes.numpy()[clients]
-            if most is not None and len(over := clients[sizes > most]):
-                refused = over
-                raise DataError("This client holds more records than the plan accounts for.")
+            if (most := answer.most_records) is not None:
+                sizes = deal(settings).sizes.numpy()[clients]
+                if len(over := clients[sizes > most]):
+                    refused = over
+                    raise DataError("This client holds more records than the plan accounts for.")
         except Exception as error:
             return None, {int(client): failure_code(error, int(client)) for client in refused}
 

@@ -61,7 +61,7 @@ class Interval:
         if values.numel() == 0:
             return True
         low, high = torch.aminmax(values)
-        return bool((low >= self.low) & (high <= self.high))
+        return self.low <= float(low) and float(high) <= self.high
 
 
 def noise_scale(value: float) -> float:

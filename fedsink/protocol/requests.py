@@ -268,8 +268,9 @@ def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:
     n = len(rows)
     if labels.shape != (n,) or labels.dtype != torch.int64:
         raise ValueError(f"Row labels must be {n} integers.")
+    low, high = torch.aminmax(labels)
     # As Python's integers: the classes may be any number.
-    if int(labels.amin()) < 0 or int(labels.amax()) >= classes:
+    if int(low) < 0 or int(high) >= classes:
         raise ValueError(f"Row labels must be below the {classes} classes.")
 
 

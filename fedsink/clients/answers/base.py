@@ -203,10 +203,11 @@ class Answer(ABC):
 
     def check_turns(self, asked: np.ndarray, clients: int) -> None:
         """Does `check_turn` for each of some clients of a simulation."""
-        alike = self.alike(int(asked[0]), clients)
-        behind = asked - alike.start
-        same = bool(((behind % alike.step == 0) & (asked < alike.stop)).all())
-        for client in asked[:1].tolist() if same else asked.tolist():
+        if len(asked) > 1:
+            alike = self.alike(int(asked[0]), clients)
+            if bool((((asked - alike.start) % alike.step == 0) & (asked < alike.stop)).all()):
+                asked = asked[:1]
+        for client in asked.tolist():
             self.check_turn(client, clients)
 
     def check_sum(self, parameters: Parameters, client: int, clients: int) -> None:

@@ -70,13 +70,13 @@ class Sample:
     def in_buckets(self) -> Iterator[PlaceLayout]:
         """Yields layouts of few different widths; none for empty samples.
 
-        The width, and so the result, depends only on a client's own sample: 1,
-        2, 4, …, 64 places, and above that less than a fifth of them empty.
+        The width, and so the result, depends only on a client's own sample: 16, 32 or 64 places,
+        and above that less than a fifth of them empty.
         """
         sizes = self._sizes()
         # frexp gives the e with 2^(e−1) ≤ size − 1 < 2^e.
         exponents = torch.frexp((sizes - 1).to(torch.float64)).exponent
-        steps = 2 ** torch.where(sizes > 64, exponents - 3, exponents.clamp(min=0)).to(torch.int64)
+        steps = 2 ** torch.where(sizes > 64, exponents - 3, exponents.clamp(min=4)).to(torch.int64)
         widths = ((sizes + steps - 1) // steps * steps).masked_fill(sizes == 0, 0)
         for width in widths.unique().tolist():
             if width:

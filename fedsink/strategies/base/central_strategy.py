@@ -186,7 +186,7 @@ class CentralSettings(StrategySettings):
     def reply_shape(self) -> tuple[int, ...]:
         """Shape of the values of one round in a reply."""
 
-    @property
+    @cached_property
     def use_size(self) -> int:
         """d, number of values of one round in a reply."""
         return math.prod(self.reply_shape)
