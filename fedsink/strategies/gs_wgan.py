@@ -108,7 +108,6 @@ class GSWGANSettings(CentralSettings):
 
     name: ClassVar[str] = CriticRequest.name
     title: ClassVar[str] = "GS-WGAN"
-    many_clients: ClassVar[float] = 100
     remembers: ClassVar[bool] = True
     sample: ClassVar[SampleOfRecords] = SampleOfCritics(
         "Gaussian on the sum of critics' gradients at the generated images, each clipped as a whole"
@@ -155,6 +154,10 @@ class GSWGANSettings(CentralSettings):
             plan=central_plan(config, clip, schedule, sigma),
             critics=Critics(training, len(config.classes), kind, hidden, scale),
         )
+
+    @property
+    def many_clients(self) -> float:
+        return 100
 
     @property
     def reply_shape(self) -> tuple[int, ...]:

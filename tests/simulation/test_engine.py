@@ -29,8 +29,9 @@ _QUICK = ("clients=2", "rounds=6", "report.pictures=0", "report.html=false", "se
     [
         ("clients=10", {1: "local", 2: "local", 16: "local"}),
         ("clients=100", {1: "local", 2: "local", 16: "local"}),
-        ("data=shapes clients=999", {16: "local"}),
-        ("data=shapes clients=1000", {1: "local", 2: "ray", 16: "ray"}),
+        ("data=shapes clients=10000", {2: "local", 16: "local"}),
+        ("data=shapes clip=batch clients=999", {16: "local"}),
+        ("data=shapes clip=batch clients=1000", {1: "local", 2: "ray", 16: "ray"}),
         ("strategy=gs_wgan", {1: "local", 2: "local"}),
         ("strategy=gs_wgan clients=100", {1: "local", 2: "ray"}),
         ("strategy=gs_wgan clients=1000 sigma=1 rounds=100000 strategy.published=true "
@@ -78,7 +79,8 @@ def test_an_engine_that_was_named_is_kept(configured: Configure) -> None:
 def test_clients_on_gpus_are_shared_among_gpus(
     configured: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = configured("seed=0", "data=shapes", "clients=1000", small=False).server.strategy
+    words = "seed=0", "data=shapes", "clip=batch", "clients=1000"
+    strategy = configured(*words, small=False).server.strategy
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for gpus, expected in ((1, ("local", 0.0, None)), (4, ("ray", 1.0, 4))):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
@@ -112,7 +114,9 @@ def test_a_run_says_stores_and_keeps_what_was_taken(
     # On a machine where auto would take another engine, the run continues with its first one.
     (run / "metrics.json").unlink()
     monkeypatch.setattr("fedsink.simulation.engine.usable_cores", lambda: 64)
-    monkeypatch.setattr("fedsink.strategies.base.central_strategy.CentralSettings.many_clients", 1)
+    monkeypatch.setattr(
+        "fedsink.strategies.dp_sinkhorn.strategy.DPSinkhornSettings.many_clients", 1
+    )
     assert resume(run) == run
     assert yaml.safe_load((run / "config.yaml").read_text()) == stored
 

@@ -80,7 +80,6 @@ class CentralSettings(StrategySettings):
     """
 
     mode: ClassVar[str] = "central"
-    many_clients: ClassVar[float] = 1000
     sample: ClassVar[SampleOfRecords]
 
     plan: CentralPlan
@@ -172,6 +171,10 @@ class CentralSettings(StrategySettings):
 
     def notice(self, privacy: Mapping[str, Any]) -> str | None:
         return notice(privacy, self.share, self.clients, self.sample)
+
+    @property
+    def many_clients(self) -> float:
+        return 1000
 
     def rounds_asked(self, client: int, rounds: int) -> int:
         return self.plan.schedule.answered(client, rounds + 1)

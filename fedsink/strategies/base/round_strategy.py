@@ -80,7 +80,6 @@ class StrategySettings(ABC):
         title: shown beside the progress.
         remembers: whether clients keep a state from message to message.
         computes_sums: whether a simulation may draw the noise of a sum of replies once.
-        many_clients: so many answers a round are worth sharing among processes (`engine=auto`).
         leaves: what a client's reply holds, in words.
         plan: what is done to records.
         clients: K.
@@ -93,7 +92,6 @@ class StrategySettings(ABC):
     title: ClassVar[str]
     remembers: ClassVar[bool] = False
     computes_sums: ClassVar[bool] = False
-    many_clients: ClassVar[float] = math.inf
     leaves: ClassVar[str] = "what its method sends"
 
     plan: PublicPlan
@@ -152,6 +150,11 @@ class StrategySettings(ABC):
             None where the method does not say.
         """
         return None
+
+    @property
+    def many_clients(self) -> float:
+        """So many answers a round are worth sharing among processes (`engine=auto`)."""
+        return math.inf
 
     def rounds_asked(self, client: int, rounds: int) -> int:
         """Returns the number of rounds that a client is asked for in the first `rounds` rounds."""

@@ -133,6 +133,11 @@ class DPSinkhornSettings(CentralSettings):
             )
 
     @property
+    def many_clients(self) -> float:
+        # With a clip for each record a round costs what its records cost, in one process.
+        return math.inf if self.plan.clip.per_record else super().many_clients
+
+    @property
     def reply_shape(self) -> tuple[int, ...]:
         """Shape of the gradient at a block's rows."""
         return self.layout.block_rows, view_from_dict(self.view).dimension
