@@ -1,9 +1,10 @@
 """Lays out Debian's clip art as pictures to learn from: a folder for each split and class.
 
 The package `openclipart-png` (1:0.18) holds 8,121 drawings that people have given to the public
-domain, sorted by subject. The seven subjects with over 300 drawings are taken, but for 18 of more
-than 16 million pixels: 4,805 drawings, on white. Every sixth, in the order of their paths, is for
-tests. Near another drawing, of another colour say, may be one of the other split.
+domain, sorted by subject. Seven of the eight subjects with over 300 drawings are taken, not the
+icons of `computer`, and none of the 18 files of more than 16 million pixels: 4,805 drawings, on
+white. Every sixth, in the order of their paths, is for tests. A drawing of one split may be one of
+the other in another colour.
 
     apt-get download openclipart-png && dpkg-deb -x openclipart-png_*.deb PACKAGE   # needs no root
     python benchmarks/clipart.py PACKAGE/usr/share/openclipart/png DIR
