@@ -35,7 +35,6 @@ _ROWS = {
     "new_ten_eps1": "MNIST, ε = 1, ten clients",
     "new_laplace": "MNIST, LDP, Laplace, ε = 35",
     "new_fashion_60": "Fashion, ε = 10, a curator, 60,000 pictures",
-    "tether": "MNIST, ε = 10, 10 clients, convolutional, 40 rows and tether",
     "pooled_ten": "ε = 10, 10 clients",
     "pooled_ten_60": "ε = 10, 10 clients, 60,000 pictures",
     "pooled_hundred": "ε = 10, 100 clients",
@@ -122,7 +121,6 @@ CLAIMS = {
         "ten read {pooled_ten_60.cnn} with 60,000 pictures",
         "At ε = 1 ten read {pooled_ten_eps1.cnn}, a hundred {pooled_hundred_eps1.cnn} and a "
         "thousand {pooled_thousand_eps1.cnn}, where one curator reads {new_eps1.cnn}",
-        "the CNN reads {tether.cnn} (seeds 0 to 2) in place of {new_ten.cnn}",
         "LogReg, MLP and CNN are at hand here: {chen_mnist.triple}",
     ),
 }
