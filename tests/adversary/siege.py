@@ -157,8 +157,11 @@ class Siege:
             assert reply.error.code in MEANING
             assert not reply.error.reason
             # Critics of a simulation that missed rounds end it: by then the charge is committed.
-            ended = reply.error.code == FAILED and (kind, node.noise) == (CRITIC, "keyed")
-            ended = ended and CriticRequest.from_record(content).round > 1
+            ended = (
+                reply.error.code == FAILED
+                and (kind, node.noise) == (CRITIC, "keyed")
+                and CriticRequest.from_record(content).round > 1
+            )
             assert ended or before == after, "a place was charged, and there is no answer"
             # Not bounded: the exact ε of a plan within 5 % of the rest, which takes seconds.
             if self._priced == priced:
