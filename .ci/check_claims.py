@@ -34,6 +34,7 @@ _ROWS = {
     "new_eps1_60": "MNIST, ε = 1, a curator, 60,000 pictures",
     "new_ten_eps1": "MNIST, ε = 1, ten clients",
     "new_laplace": "MNIST, LDP, Laplace, ε = 35",
+    "new_thousand": "MNIST, ε = 10, 1,000 clients, shared noise",
     "new_fashion_60": "Fashion, ε = 10, a curator, 60,000 pictures",
     "pooled_ten": "ε = 10, 10 clients",
     "pooled_ten_60": "ε = 10, 10 clients, 60,000 pictures",
@@ -54,7 +55,7 @@ _ROWS = {
     "local_nothing": "LDP, Gaussian, ε = 10, from nothing",
     "nothing_02": "ε = 0.2, from nothing",
     "nothing_005": "ε = 0.05, from nothing",
-    "thousand": "MNIST, ε = 10, a thousand clients",
+    "thousand": "ε = 10, 1000 clients, noise of their own",
     "hundred": "MNIST, ε = 10, 100 clients",
     "free": "MNIST, convolutional, not private",
     "free_60": "MNIST, convolutional, not private, 60,000 pictures",
@@ -71,7 +72,7 @@ CLAIMS = {
         "{cao_mnist_m1.cnn} % (DP-Sinkhorn), {dpdm_mnist_eps10.cnn} % (DPDM)",
         "central, one curator, ε = 10 | {new_one.cnn} % | "
         "{cao_mnist_m1.cnn} % (DP-Sinkhorn), {dpdm_mnist_eps10.cnn} % (DPDM)",
-        "central, 1,000 clients, shared noise, ε = 10 | {pooled_thousand.cnn} % | "
+        "central, 1,000 clients, shared noise, ε = 10 | {new_thousand.cnn} % | "
         "{cao_mnist_m1.cnn} %, {dpdm_mnist_eps10.cnn} %",
         "central, ten clients, ε = 1 | {new_ten_eps1.cnn} % | {dpdm_mnist_eps1.cnn} % (DPDM)",
         "ldp, Laplace noise, ε = 35 | {new_laplace.cnn} % | none with labels",
@@ -102,7 +103,7 @@ CLAIMS = {
         "MNIST, ε = 1, one curator, 60,000 pictures | {new_eps1_60.cnn} | {dpdm_mnist_eps1.cnn} |",
         "Fashion-MNIST, ε = 10, one curator, 60,000 pictures | {new_fashion_60.cnn} | "
         "{cao_fashion_m1.cnn}, {dpdm_fashion_eps10.cnn} |",
-        "MNIST, ε = 10, 1,000 clients, shared noise | {pooled_thousand.cnn} | "
+        "MNIST, ε = 10, 1,000 clients, shared noise | {new_thousand.cnn} | "
         "{cao_mnist_m1.cnn}, {dpdm_mnist_eps10.cnn} |",
         "MNIST, local mode, Laplace noise, ε = 35 | {new_laplace.cnn} | none with labels |",
         "one curator's CNN reads {new_one_60.cnn} on MNIST at ε = 10",
