@@ -43,7 +43,6 @@ def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:
         ("reshetova_half_circle_laplace", "point_ball", 7.071, 0.4),
         ("reshetova_half_circle_gaussian", "point_ball", 6.55, 1.276),
         ("half_circle_laplace", "point_ball", 5.86, 0.483),
-        ("half_circle_gaussian", "point_ball", 6.55, 1.276),
     ],
 )
 def test_the_rows_are_the_papers_noise_at_its_true_epsilon(
