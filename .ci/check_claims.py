@@ -79,10 +79,10 @@ CLAIMS = {
         "central, ten clients, ε = 1 | {new_ten_eps1.cnn} % | {dpdm_mnist_eps1.cnn} % (DPDM)",
         "ldp, Laplace noise, ε = 35 | {new_laplace.cnn} % | none with labels",
     ),
-    "docs/notebook/gs-wgan.md": ("reads {critics.triple} over three seeds",),
+    "docs/notebook/gs-wgan.md": ("reads {critics.triple} (seed 0",),
     "docs/gs_wgan.md": (
         "publish {chen_mnist.triple} (LogReg / MLP / CNN; Tables 1 and A1)",
-        "reads {critics.triple} over three seeds",
+        "reads {critics.triple} (seed 0",
     ),
     "docs/public-start.md": (
         "one curator, ε = 0.2 | {nothing_02.cnn} | {glyphs_02.cnn} |",
@@ -93,8 +93,8 @@ CLAIMS = {
         "Gaussian noise, ε = 10 | {local_nothing.cnn} | {local_glyphs.cnn} |",
     ),
     "docs/notebook/local.md": (
-        "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, three seeds",
-        "Laplace noise ({laplace_mlp.cnn} → {new_laplace.cnn}, three seeds each)",
+        "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, seed 0",
+        "Laplace noise ({laplace_mlp.cnn} with seed 0 → {new_laplace.cnn} over three seeds)",
     ),
     "docs/results.md": (
         "MNIST, ε = 10, ten clients | {new_ten.cnn} ({new_ten_bare.cnn} bare) | "
