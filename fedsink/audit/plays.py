@@ -80,6 +80,8 @@ def audit(
     Guarantees:
         - The claim is the ε that a node is charged for exactly the messages that were played.
         - The distinguisher is chosen on plays that the bound does not count.
+        - A correct mechanism has a bound above its claim with probability at most 1 − confidence,
+          however many bounds there are: each has 1 − (1 − confidence)/bounds.
     """
     if trials < FEWEST_TRIALS:
         raise ConfigError(f"An audit needs at least {FEWEST_TRIALS} trials, received {trials}.")
@@ -92,36 +94,40 @@ def audit(
     if getattr(plan, "schedule", JointSchedule()) != JointSchedule():
         raise ConfigError("An audit runs the joint schedule: its canaries are used in every round.")
     full = _unsampled(plan)
+    plays = [
+        (Play(answer, pair, clients, colluders), Play(answer, unsampled, clients, colluders))
+        for audited in ([plan] if full is plan else [plan, full])
+        for pair, unsampled in zip(answer.canaries(audited), answer.canaries(full), strict=True)
+    ]
+    bounds = sum(1 + play.gaussian for play, _ in plays) + (canaries is not None)
+    each = 1.0 - (1.0 - confidence) / bounds
     findings: list[Finding] = []
     leaks: list[str] = []
     if canaries is not None:
-        crowd: Any = {"confidence": confidence, "clients": clients, "colluders": colluders}
+        crowd: Any = {"confidence": each, "clients": clients, "colluders": colluders}
         findings.append(audit_one_run(answer, plan, key, canaries, **crowd))
     first = _COINS * clients  # number of clients that have answered
     tuning = trials // 4
     counted = 2 * (trials - tuning)
-    for audited in [plan] if full is plan else [plan, full]:
-        pairs = zip(answer.canaries(audited), answer.canaries(full), strict=True)
-        for pair, unsampled in pairs:
-            play = Play(answer, pair, clients, colluders)
-            tosses = key.stream("tosses", client=first, round=0).uniform(counted) < 0.5
-            present = tuning + int(tosses.sum())
-            absent = 2 * trials - present
-            findings += compare(
-                (
-                    play.seen(pair.present, key, first, present),
-                    play.seen(pair.absent, key, first + present * clients, absent),
-                ),
-                tuning,
-                Play(answer, unsampled, clients, colluders).difference(key),
-                audited=f"{2 * trials} plays of {pair.words}{play.words}",
-                claim=play.claim,
-                delta=play.charge.delta,
-                confidence=confidence,
-                gaussian=play.gaussian,
-            )
-            leaks += play.leaks(key)
-            first += 2 * trials * clients
+    for play, unsampled in plays:
+        tosses = key.stream("tosses", client=first, round=0).uniform(counted) < 0.5
+        present = tuning + int(tosses.sum())
+        absent = 2 * trials - present
+        findings += compare(
+            (
+                play.seen(play.pair.present, key, first, present),
+                play.seen(play.pair.absent, key, first + present * clients, absent),
+            ),
+            tuning,
+            unsampled.difference(key),
+            audited=f"{2 * trials} plays of {play.pair.words}{play.words}",
+            claim=play.claim,
+            delta=play.charge.delta,
+            confidence=each,
+            gaussian=play.gaussian,
+        )
+        leaks += play.leaks(key)
+        first += 2 * trials * clients
     return AuditResult(findings, tuple(dict.fromkeys(leaks)))
 
 

@@ -37,10 +37,10 @@ HELP = f"""Usage: fedsink audit mode=central [key=value …]
        fedsink audit mode=ldp [key=value …]
 
 Plays the answer of a node on two data sets that differ in a canary, the worst record for it, and
-prints the ε that the replies exclude (a lower bound, each with the given confidence) next to the ε
-that a ledger is charged (an upper bound). Exit code 1: a bound exceeds a claim, or a reply holds
-more than its noised values. A bound below the claim refutes nothing and proves no privacy. "most"
-is the largest bound that so few plays could prove.
+prints the ε that the replies exclude (lower bounds, all together with the given confidence) next to
+the ε that a ledger is charged (an upper bound). Exit code 1: a bound exceeds a claim, or a reply
+holds more than its noised values. A bound below the claim refutes nothing and proves no privacy.
+"most" is the largest bound that so few plays could prove.
 
   threshold   log((a − δ/s)/(1 − a)) where guesses are made at a rate s and a of them are right
               (Clopper–Pearson); needs no assumption, and many plays: it is weak for Gaussian noise.

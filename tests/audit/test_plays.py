@@ -169,6 +169,23 @@ def test_the_claims_are_the_charges_of_the_rates_that_were_run(plan: Plans) -> N
     assert not any(finding.violated for finding in found)
 
 
+@pytest.mark.parametrize(
+    ("canaries", "rate", "bounds"), [(None, 1.0, 2), (None, 0.2, 3), (50, 0.2, 4)]
+)
+def test_all_bounds_of_an_audit_together_have_its_confidence(
+    plan: Plans, canaries: int | None, rate: float, bounds: int
+) -> None:
+    found, _ = audit(
+        DPSinkhornAnswer,
+        plan(rate=rate),
+        ReproducibleKey(1),
+        trials=40,
+        confidence=0.9,
+        canaries=canaries,
+    )
+    assert [finding.confidence for finding in found] == [pytest.approx(1.0 - 0.1 / bounds)] * bounds
+
+
 @pytest.mark.medium
 @pytest.mark.quick("*-record")
 @pytest.mark.parametrize("clip", ["record", "batch"])
