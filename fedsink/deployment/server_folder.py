@@ -21,6 +21,7 @@ KEY_FILE = "operator.key"
 """Name of the operator's key in the server's folder."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_PATIENCE_SECONDS = 30.0  # Flower ends the process of a stopped run some time after `flwr stop`
 
 
 def deployed_name(value: object) -> str:
@@ -48,6 +49,7 @@ def held_run(name: object) -> Iterator[RunFolder]:
     Guarantees:
         - It lies in the folder `runs` of `server_home`, whatever the name says.
         - That folder has mode 0700; neither it nor the run's is a link.
+        - A run that was stopped is waited for, until its process has ended.
     """
     name, home = deployed_name(name), server_home()
     for folder in (home / "runs", home / "locks"):
@@ -59,7 +61,7 @@ def held_run(name: object) -> Iterator[RunFolder]:
     _refuse_link(run)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     continues = f"The run {name} continues: fetch it when it has ended, or stop it (flwr stop)."
-    with locked(os.open(home / "locks" / name, flags, 0o600), continues):
+    with locked(os.open(home / "locks" / name, flags, 0o600), continues, _PATIENCE_SECONDS):
         yield RunFolder(run)
 
 

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,13 +135,21 @@ class RunFolder:
 
 
 @contextmanager
-def locked(descriptor: int, taken: str) -> Iterator[None]:
-    """Holds the lock of an open file or folder, and closes it; `taken` is the refusal's text."""
+def locked(descriptor: int, taken: str, patience: float = 0.0) -> Iterator[None]:
+    """Holds the lock of an open file or folder, and closes it.
+
+    Who does not get it within `patience` seconds is refused with the text `taken`.
+    """
+    until = time.monotonic() + patience
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClientError(taken) from None
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise ClientError(taken) from None
+                time.sleep(0.1)
         yield
     finally:
         os.close(descriptor)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsink.deployment import server_folder
 from fedsink.deployment.server_folder import deployed_name, held_run, server_home
 from fedsink.errors import ClientError, ConfigError
 
@@ -74,9 +76,18 @@ def test_links_are_not_followed(home: Path, tmp_path: Path, place: str) -> None:
     assert not target.exists()
 
 
-def test_a_run_is_held_by_one_process(home: Path) -> None:
+def test_a_run_is_held_by_one_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_folder, "_PATIENCE_SECONDS", 0.2)
     goes_on = pytest.raises(ClientError, match="The run run continues")
     with held_run("run"), held_run("other"), goes_on, held_run("run"):
         pass
     with held_run("run"):
         pass
+
+
+def test_a_run_that_was_stopped_is_waited_for_until_its_process_has_ended(home: Path) -> None:
+    stopped = held_run("run")
+    stopped.__enter__()
+    Timer(0.3, stopped.__exit__, (None, None, None)).start()
+    with held_run("run") as folder:
+        assert folder.path == home / "runs" / "run"
