@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -17,6 +18,7 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.protocol.failure_codes import FAILED
 
 _ATTEMPTS = 2
+_PAUSE_SECONDS = 0.5  # the system counts a runner that is dying among the living for a moment
 # Each fork unpacks _work, and imports the script that is the node's command.
 _PRELOADED = ["fedsink.clients.runner", __name__, "fedsink.commands.cli", "runpy"]
 
@@ -57,7 +59,9 @@ class RunnerProcess:
 
     def answer(self, message: Message) -> Message:
         """Returns the reply to a message, from a fork that ends with it."""
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
+            if attempt > 0:
+                time.sleep(_PAUSE_SECONDS)
             if reply := self._fork("answered", message):
                 return reply
             print("fedsink node: the process that answered a message died.", file=sys.stderr)

@@ -340,6 +340,15 @@ def test_a_message_that_kills_every_fork_is_answered_by_a_code(runner: RunnerPro
     assert not runner.answer(gradient(3)).has_error()
 
 
+@pytest.mark.medium
+def test_a_message_that_follows_at_once_on_the_runners_death_is_answered(
+    runner: RunnerProcess,
+) -> None:
+    for _ in range(4):
+        os.kill(runner.pid, signal.SIGKILL)
+        assert not runner.answer(asking("query.identity", RecordDict())).has_error()
+
+
 @pytest.mark.slow
 def test_a_runner_that_is_killed_is_started_again_and_its_fork_answers(
     runner: RunnerProcess, capfd: pytest.CaptureFixture[str]
@@ -347,7 +356,9 @@ def test_a_runner_that_is_killed_is_started_again_and_its_fork_answers(
     pid, forks = runner.pid, []
 
     def parent_of_a_fork() -> list[int]:
-        forks[:] = children(pid) or forks
+        if not forks and (new := children(pid)):
+            forks.extend(new)
+            time.sleep(0.05)  # the node has heard of its fork by then
         return [pid] if forks else []
 
     with killing(runner, parent_of_a_fork, 1) as killed:
