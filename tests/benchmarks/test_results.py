@@ -330,6 +330,11 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(script("results"), "ROOT", checkout)
+    tables = [
+        replace(table, rows=tuple(row for row in table.rows if "half an hour" not in row.name))
+        for table in script("results").declared()
+    ]
+    monkeypatch.setattr(script("results"), "declared", lambda: tables)
     options = ["--only", "dp_sinkhorn_mnist_m1", "--scale", "smoke", "--seeds", "0"]
     options += ["--data", str(tiny_data), "--folder", str(tmp_path), "--n", "100"]
     for _ in range(2):
