@@ -49,7 +49,7 @@ def held_run(name: object) -> Iterator[RunFolder]:
     Guarantees:
         - It lies in the folder `runs` of `server_home`, whatever the name says.
         - That folder has mode 0700; neither it nor the run's is a link.
-        - A run that was stopped is waited for, until its process has ended.
+        - A run that was stopped is waited for, half a minute at most, until its process has ended.
     """
     name, home = deployed_name(name), server_home()
     for folder in (home / "runs", home / "locks"):
