@@ -475,7 +475,7 @@ class DealtToEveryCritic(GSWGANAnswer):
             id="sensitivity doubled",
         ),
         pytest.param(
-            *(2, 1, 4000, {"answer": DealtToEveryCritic}),
+            *(2, 1, 8000, {"answer": DealtToEveryCritic}),
             id="dealt to every critic",
             marks=pytest.mark.slow,
         ),
