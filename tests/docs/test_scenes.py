@@ -370,6 +370,7 @@ class Stage:
         self._servers: list[tuple[Block, subprocess.Popen[bytes], Path]] = []
         (folder / "home").mkdir()
         (folder / "terminals").mkdir()
+        self._ray = tempfile.mkdtemp(prefix="ray-")  # short, for the sockets in it
         forgotten = ("XDG_", "FLWR_HOME", "FLWR_LOG_LEVEL")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(forgotten)}
         texts = [block.text for act in acts for block in played(act)]
@@ -381,6 +382,7 @@ class Stage:
             "COLUMNS": "100",
             "PYTHONUNBUFFERED": "1",  # as in a terminal
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": self._ray,  # Ray looks for a head's address there, and leaves its own
             **_way_to_an_index(),
         }
 
@@ -423,6 +425,7 @@ class Stage:
                 for _, process, _ in self._servers:
                     process.poll()
                 time.sleep(0.2)
+        shutil.rmtree(self._ray, ignore_errors=True)
 
     def _value(self, word: str, value: str | re.Pattern[str]) -> str:
         if isinstance(value, str):
@@ -667,6 +670,7 @@ def _played(page: str, folder: Path, limit: float = 30, **keys: object) -> Stage
     finally:
         stage.end()
         assert stage._running() == []
+        assert not Path(stage._ray).exists()
     return stage
 
 
