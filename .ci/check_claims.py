@@ -122,7 +122,8 @@ CLAIMS = {
         "three seeds read {published_critics.triple}",
         "reads {weights.triple} with forty clients",
         "under the same settings {pictures.triple}",
-        "{half_hour.cnn} (its MLP lacks 4.3), {half_hour_fashion.cnn} | noise on MNIST",
+        "{half_hour.cnn} (MLP {half_hour.mlp} of {cao_mnist_m1.mlp}), "
+        "{half_hour_fashion.cnn} | noise on MNIST",
         "reads {half_hour.triple} on MNIST",
         "and {half_hour_fashion.triple} on Fashion-MNIST",
         "less ({other_shapes.cnn}) | not found",
